@@ -72,6 +72,7 @@ def positional_bias(
         back, of_keys = inverse.transpose(-1, -2), positions.key_coordinates
         if not encoding.absolute:
             spatial = encoding.offsets(positions.offsets @ back)
+            spatial = None if spatial is None else positions.averaged(spatial)
         else:
             spatial = encoding.offsets(positions.coordinates @ back)
             if of_keys is not None:

@@ -77,6 +77,10 @@ class GridPair:
             row = row * number + offset // self._step
         return self._lookup[row]
 
+    def averaged(self, table: Tensor) -> Tensor:
+        """A function at all ``offsets``, of which there is one between two positions: see :meth:`Grid.averaged`."""
+        return table
+
     def blocks(self, max_queries: int) -> Blocks:
         """A partition of the queries in blocks; ``max_queries`` limits blocks that see every position."""
         if self.complete:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.windows import Window
+from escnn_attention.geometry.windows import Window, shape_of
 
 __all__ = ["Orbits", "Views", "orbit_places", "orbits_of"]
 
@@ -138,6 +138,8 @@ class Orbits:
             window = Window(width, "disc" if self.ball else "square")
         else:
             width, reach = window.kernel_size, 1.0
+            # On a torus too, the window is that of a plane.
+            window = Window(width, shape_of(window.form, causal=window.causal), window.dilation)
         every = reach * Grid((1,) * self.action.shape[-1], window).offsets + 0.0  # without a sign of zeros
         places = every[orbits_of(every, self.action)[0]]
         places = places[places.norm(dim=1).sort(stable=True).indices]

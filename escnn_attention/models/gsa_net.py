@@ -107,10 +107,10 @@ class GSANet(EquivariantClassifier):
         readout: ``"max"`` for the logits above; ``"sum"`` for :math:`\max_h \sum_x W f(x, h)`, those of the published
             code.
         block: further options of every :class:`TransformerBlock`: ``attention_dropout`` and ``dropout``, by default
-            0.1; ``encoding``, ``window`` and ``backend``, which the lifting layer shares; ``norm_kind`` and
-            ``norm_eps``, of all norms of the network; ``drop_path`` (of the last block; from 0 of the first it rises
-            by equal steps), ``layer_scale`` and ``qk_norm``. The default encoding is a :class:`SeparableEncoding` that
-            all heads share, as published.
+            0.1; ``encoding``, ``window``, ``padding_mode`` and ``backend``, which the lifting layer shares;
+            ``norm_kind`` and ``norm_eps``, of all norms of the network; ``drop_path`` (of the last block; from 0 of the
+            first it rises by equal steps), ``layer_scale`` and ``qk_norm``. The default encoding is a
+            :class:`SeparableEncoding` that all heads share, as published.
 
     Shape:
         ``(B, in_channels, *space)`` to ``(B, num_classes)``.
@@ -164,7 +164,8 @@ class GSANet(EquivariantClassifier):
         layers: dict[str, Any] = {"num_heads": num_heads, "kernel_size": kernel_size, "projection": "pointwise"}
         layers["dropout"] = given.pop("attention_dropout")
         blocks_left, of_attention = _blocks(given, sum(len(stage.crops) for stage in outline))
-        shared = {name: of_attention[name] for name in ("encoding", "window", "backend") if name in of_attention}
+        names = ("encoding", "window", "padding_mode", "backend")
+        shared = {name: of_attention[name] for name in names if name in of_attention}
         has_encoding = shared.get("encoding") is not None
         if not has_encoding:
             shared["encoding"] = SeparableEncoding(per_head=False)

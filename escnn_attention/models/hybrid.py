@@ -43,7 +43,8 @@ class HybridNet(EquivariantClassifier):
         attention: the number of attention blocks in each stage.
         stem: the odd width of the first convolution; or the options of a :class:`LiftingSelfAttention` in its place,
             such as ``{"num_heads": 9, "kernel_size": 5}``, which a layer norm and :class:`SiLU` follow. It shares
-            ``encoding``, ``window``, ``head_fields``, ``attention_dropout`` and ``backend`` with the blocks.
+            ``encoding``, ``window``, ``padding_mode``, ``head_fields``, ``attention_dropout`` and ``backend`` with the
+            blocks.
         conv_kernel: the odd width of the other convolutions.
         num_heads: the number of heads of the blocks.
         kernel_size: the width of their windows; None for global attention, as is usual where the stages before have
@@ -197,7 +198,7 @@ def steerable_convolution(in_type: FieldType, out_type: FieldType, kernel_size: 
     return SequentialModule(convolution, BatchNorm(out_type), ReLU(out_type, inplace=True))
 
 
-_SHARED = ("encoding", "window", "head_fields", "backend")
+_SHARED = ("encoding", "window", "padding_mode", "head_fields", "backend")
 """The options of the blocks that a stem of attention shares."""
 
 

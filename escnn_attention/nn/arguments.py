@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
@@ -19,6 +19,7 @@ __all__ = [
     "REQUIRED",
     "AttentionLike",
     "HeadOptions",
+    "PaddingMode",
     "PointOptions",
     "Required",
     "changed",
@@ -208,6 +209,7 @@ def choose_window(
     dilation: int,
     *,
     causal: bool = False,
+    padding_mode: PaddingMode = "none",
 ) -> Window:
     """The window that is asked for, if the group maps it onto itself."""
     check_option("window", window, ("auto", "square", "disc"))
@@ -217,6 +219,7 @@ def choose_window(
             f"causal: got True, but {in_type.gspace.name} has no axis of time; needed fields over sequence_space "
             "or space_time"
         )
+    circular = _check_padding_mode(group, in_type, padding_mode, causal)
     if isinstance(kernel_size, Required):
         if group.dimension:
             raise TypeError(
@@ -227,7 +230,7 @@ def choose_window(
     if kernel_size is None:
         if dilation != 1:
             raise ValueError(f"dilation: got {dilation}, but attention is global (kernel_size=None); leave it at 1")
-        return Window(None, shape_of("square", causal=causal))
+        return Window(None, shape_of("square", causal=causal, circular=circular))
     if group.dimension == 0:
         raise ValueError(
             f"kernel_size: got {kernel_size}, but {in_type.gspace.name} has no base space; leave it at None"
@@ -241,7 +244,32 @@ def choose_window(
             '"disc" or "auto"'
         )
     square = window == "square" or (window == "auto" and group.preserves_square)
-    return Window(kernel_size, shape_of("square" if square else "disc", causal=causal), dilation)
+    shape = shape_of("square" if square else "disc", causal=causal, circular=circular)
+    return Window(kernel_size, shape, dilation)
+
+
+PaddingMode = Literal["none", "circular"]
+"""What lies beyond a grid: nothing, or its other side."""
+
+
+def _check_padding_mode(group: Fibers, in_type: FieldType, padding_mode: str, causal: bool) -> bool:
+    """Whether the grid is a torus, if the group maps it to one."""
+    check_option("padding_mode", padding_mode, get_args(PaddingMode))
+    if padding_mode == "none":
+        return False
+    space = in_type.gspace.name
+    if group.dimension == 0:
+        raise ValueError(f'padding_mode: got "circular", but {space} has no base space; leave it at "none"')
+    if causal and group.dimension == 1:
+        raise ValueError(
+            f'padding_mode: got "circular" with causal=True over {space}, whose only axis is time; needed axes of space'
+        )
+    if not group.preserves_square:
+        raise ValueError(
+            f'padding_mode: got "circular", but the fiber group of {space} does not map a lattice, of which tori are '
+            "made, onto itself; needed a subgroup of D4 or of the full octahedral group about the axes"
+        )
+    return True
 
 
 AttentionLike: TypeAlias = "EquivariantModule | Callable[[FieldType, FieldType], EquivariantModule]"

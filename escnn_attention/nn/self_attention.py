@@ -24,6 +24,7 @@ from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import (
     REQUIRED,
     HeadOptions,
+    PaddingMode,
     check_input,
     check_options,
     check_type,
@@ -247,8 +248,7 @@ class GroupSelfAttention(MaskedModule):
         out_type: the type of the output, over the same gspace.
         num_heads: the number of heads.
         kernel_size: the odd width of the window in positions, or None for global attention, whose cost grows with the
-            square of the positions; must be given. Positions outside the grid are masked, and the output has the grid
-            of the input. Omitted without a base space.
+            square of the positions; must be given. The output has the grid of the input. Omitted without a base space.
         head_fields: the number C of regular fields of a head. By default the regular fields of ``out_type`` divided by
             ``num_heads``, or, if it has none, the least number for which all heads have as many channels.
         query: the query poses Q(h) that contribute to a pose. ``"own"`` is h itself, at a cost in :math:`|H|^2`, the
@@ -267,6 +267,10 @@ class GroupSelfAttention(MaskedModule):
             :math:`t' \le t` only. ``kernel_size=n`` is then the n last times, the query's own included, and any whole
             number of tokens; with axes of space it is an odd number, at each of these times the width of the window of
             space. ``kernel_size=None`` is all times up to t, and all of space.
+        padding_mode: ``"none"``: there is nothing beyond the grid; or ``"circular"``: the grid is a torus, windows
+            continue at its other side, and :math:`\Delta` is the shortest offset, or the encoding the mean over all
+            shortest ones. The layer then commutes with all rolls, exactly. For groups that map the lattice onto itself,
+            windows that fit into the torus, and encodings that are added to the keys. A causal time has no other side.
         projection: ``"group"`` for all equivariant pointwise maps, ``"pointwise"`` for maps that mix fields but not
             poses, as in the published GSA-Nets (regular fields only).
         dropout: the probability of dropping an attention weight in training.
@@ -287,7 +291,8 @@ class GroupSelfAttention(MaskedModule):
     Raises:
         TypeError: a type or number is none, or there is no ``kernel_size``.
         ValueError: another gspace, heads that do not divide the fields, an even kernel, an unknown option, a window
-            that the group does not preserve, ``causal`` without an axis of time.
+            that the group does not preserve, ``causal`` without an axis of time, a torus that the group or the encoding
+            does not keep; in the forward pass a window that reaches around the torus.
         NotImplementedError: the fiber group is continuous and there are no samples.
 
     Example:
@@ -325,6 +330,7 @@ class GroupSelfAttention(MaskedModule):
         window: str = "auto",
         dilation: int = 1,
         causal: bool = False,
+        padding_mode: PaddingMode = "none",
         dropout: float = 0.0,
         backend: str = "auto",
         samples: Samples | int | None = None,
@@ -349,7 +355,12 @@ class GroupSelfAttention(MaskedModule):
         # The term of the pose of the keys, where a query sees keys of one pose, is the same for all of them.
         num_poses = 1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.order + registers
         poses = has_pose_term(encoding, query, keys, lifts=lifts)
-        seen = choose_window(group, in_type, kernel_size, window, dilation, causal=causal)
+        seen = choose_window(group, in_type, kernel_size, window, dilation, causal=causal, padding_mode=padding_mode)
+        if seen.circular and not encoding.adds_to_keys:
+            raise ValueError(
+                f'encoding: got a {type(encoding).__name__} with padding_mode="circular", whose frequencies or origin '
+                "no torus keeps; needed one that is added to the keys: mlp, separable, fourier, convolutional, none"
+            )
         tables = tables_of(group, num_poses, registers, poses=poses, weighs=keys == "all" and not lifts)
         plain = SelfAttention(
             heads.read(in_type, needs, scalars=lifts),
@@ -416,6 +427,8 @@ class GroupSelfAttention(MaskedModule):
             parts.append(f"dilation={window.dilation}")
         if window.causal:
             parts.append("causal=True")
+        if window.circular:
+            parts.append("padding_mode='circular'")
         parts.append(f"query={core.query!r}")
         if core.keys != "all":
             parts.append(f"keys={core.keys!r}")
@@ -446,9 +459,9 @@ class LiftingSelfAttention(GroupSelfAttention):
     Args:
         in_type: trivial fields only. :class:`GroupSelfAttention` lifts every other type.
         out_type, num_heads, kernel_size: as in :class:`GroupSelfAttention`.
-        options: ``head_fields``, ``encoding``, ``window``, ``dilation``, ``causal``, ``dropout``, ``qk_norm``,
-            ``registers``, ``bias``, ``backend`` and ``samples`` as in :class:`GroupSelfAttention`; ``projection``, that
-            of the output.
+        options: ``head_fields``, ``encoding``, ``window``, ``dilation``, ``causal``, ``padding_mode``, ``dropout``,
+            ``qk_norm``, ``registers``, ``bias``, ``backend`` and ``samples`` as in :class:`GroupSelfAttention`;
+            ``projection``, that of the output.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.

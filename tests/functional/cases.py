@@ -27,7 +27,7 @@ def case(
     q = random(heads, batch, n, query_poses, channels)
     k, v = random(heads, batch, n, key_poses, channels), random(heads, batch, n, key_poses, channels)
     table_heads = 1 if "shared" in terms else heads
-    rows = n if "absolute" in terms else len(grid.offsets)
+    rows = n if "absolute" in terms else len(grid.averaged(grid.offsets))
     spatial = random(table_heads, order, rows, channels) if "spatial" in terms else None
     pose = random(table_heads, order, key_poses, channels) if "pose" in terms else None
     waves = rotary = None
@@ -36,7 +36,7 @@ def case(
     if "rotary" in terms:
         rotary = random(table_heads, order, channels // 2, len(shape))
     measure = random(key_poses, n) if "measure" in terms else None
-    weights = random(len(grid.offsets)) if "weights" in terms else None
+    weights = random(len(grid.averaged(grid.offsets))) if "weights" in terms else None
     return (q, k, v), grid, PositionalBias(order, spatial, pose, "absolute" in terms, waves, rotary, measure, weights)
 
 
@@ -108,8 +108,10 @@ def cases(draw, max_side=5, max_dim=3):
         terms.discard("pose")
     kernel = draw(st.sampled_from([None, 1, 3, 5, 9]))
     form = draw(st.sampled_from(["square", "disc"])) if kernel else "square"
-    form = shape_of(form, causal=bool(shape) and draw(st.booleans()))
-    window = Window(kernel, form, draw(st.integers(1, 2)) if kernel else 1)
+    causal, dilation = bool(shape) and draw(st.booleans()), draw(st.integers(1, 2)) if kernel else 1
+    fits = kernel is None or dilation * (kernel - 1) < min(shape, default=0)
+    circular = fits and not terms & {"rotary", "absolute"} and draw(st.booleans())
+    window = Window(kernel, shape_of(form, causal=causal, circular=circular), dilation)
     query = "all" if lifting else draw(st.sampled_from(["own", "all"]))
     keys = "all" if lifting else draw(st.sampled_from(["all", "own"]))
     key_poses = poses * draw(st.integers(1, 2)) if keys == "all" else poses

@@ -29,6 +29,19 @@ grids |= st.tuples(
 )
 
 
+@st.composite
+def some_tori(draw):
+    """The shape of a grid, and a window that fits around it where both its ends meet."""
+    shape = draw(st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple))
+    kernel, dilation = draw(st.sampled_from([None, 1, 3, 5])), draw(st.integers(1, 2))
+    kernel = None if kernel is not None and dilation * (kernel - 1) >= min(shape) else kernel
+    form = draw(st.sampled_from(["square", "disc"])) if kernel else "square"
+    return shape, Window(kernel, shape_of(form, causal=draw(st.booleans()), circular=True), dilation if kernel else 1)
+
+
+tori = some_tori()
+
+
 def sees(window: Window, query: tuple[int, ...], key: tuple[int, ...]) -> bool:
     """Whether a key is in the window of a query, from the definition."""
     if window.causal and key[0] > query[0]:
@@ -97,7 +110,62 @@ def test_windows_are_trimmed():
         assert trimmed((5, 5), window) == (window, None)
 
 
-@given(grids, st.integers(1, 50))
+def shortest(window: Window, shape: tuple[int, ...], query: tuple[int, ...], key: tuple[int, ...]):
+    """All shortest offsets on a torus, in steps along the axes."""
+    ways = []
+    for axis, (n, a, b) in enumerate(zip(shape, query, key, strict=True)):
+        around = [b - a] if axis == 0 and window.causal else [b - a - n, b - a, b - a + n]
+        ways.append([s for s in around if abs(s) == min(map(abs, around))])
+    return list(itertools.product(*ways))
+
+
+@given(tori)
+def test_a_torus_has_the_mean_over_the_shortest_offsets(arguments):
+    shape, window = arguments
+    grid, index = Grid(shape, window), list(itertools.product(*map(range, shape)))
+    everything = torch.arange(len(index))
+    rows = grid.rows(everything[:, None], everything)
+
+    def function(offsets):
+        return torch.cat([offsets.prod(-1, keepdim=True), (2 * offsets).exp(), (offsets - 0.3).abs()], dim=-1)
+
+    table = grid.averaged(function(grid.offsets))
+    assert int(rows.max()) < len(table)
+    flat = Window(window.kernel_size, shape_of(window.form, causal=window.causal), window.dilation)
+    # In a window the unit is its reach, and else the longest offset.
+    longest = max(n - 1 if window.causal and axis == 0 else n // 2 for axis, n in enumerate(shape)) or 1
+    unit = 1.0 if window.kernel_size else longest / (max(shape) - 1 or 1)
+    for i, j in itertools.product(range(0, len(index), 3), range(len(index))):
+        ways = shortest(window, shape, index[i], index[j])
+        origin = (0,) * len(shape)
+        if sees(flat, origin, ways[0]):
+            found = torch.tensor([offset(flat, shape, origin, way) for way in ways], dtype=torch.float64) / unit
+            torch.testing.assert_close(table[rows[i, j]], function(found).mean(0))
+        else:
+            assert rows[i, j] == -1
+
+
+@given(tori)
+def test_a_roll_changes_nothing_on_a_torus(arguments):
+    shape, window = arguments
+    grid = Grid(shape, window)
+    everything = torch.arange(grid.num_positions).view(shape)
+    for axis, n in enumerate(shape):
+        for by in range(1, n):
+            moved = everything.roll(by, axis).flatten()
+            before, after = (grid.rows(p[:, None], p) for p in (everything.flatten(), moved))
+            assert torch.equal(before, after) or (window.causal and axis == 0)
+
+
+def test_a_window_fits_around_its_torus():
+    for window, width in ((Window(5, "circular square"), 5), (Window(3, "circular disc", 2), 5)):
+        with pytest.raises(ValueError, match=rf"kernel_size: {window.kernel_size}.*reaches around.* 4 .*at most 4"):
+            Grid((width, 4), window)
+        Grid((width, 5), window)
+    assert Grid((2, 5), Window(5, "causal circular square")).offsets.shape == (25, 2)
+
+
+@given(grids | tori, st.integers(1, 50))
 def test_blocks_hold_every_query_once_and_all_that_it_sees(arguments, max_queries):
     shape, window = arguments
     grid = Grid(shape, window)

@@ -33,7 +33,8 @@ def _isolate_nonfinite(call: GridCall) -> GridCall:
 
 def _fold(call: GridCall) -> tuple[GridCall, Unfold | None]:
     positions = call.offsets
-    if call.bias.log_window is not None:
+    if call.bias.log_window is not None or call.query_grid.window.circular:
+        # Across an edge the offset is not the difference of the coordinates, by which waves would factorise.
         call = replace(call, bias=call.bias.explicit(positions))
     return fold(call, positions.coordinates, positions.scale, positions.key_coordinates)
 

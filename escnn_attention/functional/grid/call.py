@@ -102,10 +102,19 @@ class PositionalBias:
         return not self.absolute and self.rotary is self.log_measure is self.log_window is None
 
     def explicit(self, positions: Grid | GridPair) -> PositionalBias:
-        """The bias with its function of the offset as a table."""
+        """The bias with its function of the offset as a table.
+
+        Raises:
+            ValueError: it is absolute or rotary, and the grid is a torus, where neither is a function of the offset.
+        """
+        if positions.window.circular and (self.absolute or self.rotary is not None):
+            raise ValueError(
+                f"encoding: got {'an absolute' if self.absolute else 'a rotary'} one on a torus, where it depends on "
+                "the origin; needed an encoding that is added to the keys: mlp, separable, fourier, none"
+            )
         if self.waves is None:
             return self
-        return replace(self, spatial=self.waves.table(positions.offsets), waves=None)
+        return replace(self, spatial=positions.averaged(self.waves.table(positions.offsets)), waves=None)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ def why_unsupported(call: GridCall) -> str | None:
     window = call.query_grid.window
     if window.causal and window.kernel_size is None:
         return "it has no mask of later times for global attention"
+    if window.circular and window.kernel_size is not None:
+        return "it has no windows across the edges of a torus"
     if call.bias.spatial is None:
         return None
     classes = num_classes(call.query_grid)

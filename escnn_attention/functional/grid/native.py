@@ -32,7 +32,7 @@ from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.native.arguments import Array, num_threads
 from escnn_attention.functional.native.build import FOLDER, Kernel, archive, why_no_compiler
 from escnn_attention.geometry.cache import constant_result, constant_tables
-from escnn_attention.geometry.windows import is_causal
+from escnn_attention.geometry.windows import is_causal, is_circular
 
 __all__ = ["KERNEL", "NUMBERS_PER_CHUNK", "attention", "why_not_built", "why_unsupported"]
 
@@ -69,7 +69,9 @@ class LoopArguments(NamedTuple):
     num_poses: Annotated[int, "of the output"]
     everything: Annotated[bool, "whether queries see all keys, without a table; the grid has one axis then"]
     in_window: Annotated[bool, "whether queries see the keys of a window"]
-    pad: Annotated[int, "places of nothing after every row"]
+    pad: Annotated[int, "places after every row that are no positions of it"]
+    reach: Annotated[int, "the longest step along an axis"]
+    torus_from: Annotated[int, "the first axis of which both ends meet, as those of all behind it do; dim for none"]
     rows: Annotated[int, "of a band"]
     parts: Annotated[int, "of a batch, in each of which the gradients of tables are added up"]
     sum_query_poses: Annotated[bool, "whether every output pose sums over the query poses"]
@@ -141,12 +143,17 @@ def _prepared(call: Arguments) -> LoopArguments:
     q, causal = call.q, is_causal(call.window)
     everything = not (call.kernel_size or causal) and call.spatial is None
     heads, images, positions, _, channels = q.shape
+    pad, torus_from = 0, 1
     if everything:
-        shape, steps, pad = *_line(positions), 0
+        shape, steps, reach = *_line(positions), 0
         rows, parts = positions, torch.sym_min(images, max(1, _PARTS // heads))
     else:
-        shape, steps, pad = _space(tuple(call.shape), call.kernel_size, call.window, call.dilation)
-        rows, parts = _rows(call, pad), torch.sym_min(images, _PARTS)
+        shape, steps, reach = _space(tuple(call.shape), call.kernel_size, call.window, call.dilation)
+        circular, torus_from = is_circular(call.window), len(call.shape)
+        if circular:
+            torus_from = int(causal)
+        pad = 2 * reach if circular else reach  # across the edge in front of a row, and across that behind it
+        rows, parts = _rows(call, pad, reach), torch.sym_min(images, _PARTS)
     return LoopArguments(
         q.contiguous(),
         call.k.contiguous(),
@@ -162,6 +169,8 @@ def _prepared(call: Arguments) -> LoopArguments:
         everything=everything,
         in_window=call.kernel_size > 0 or causal,
         pad=pad,
+        reach=reach,
+        torus_from=torus_from,
         rows=rows,
         parts=parts,
         sum_query_poses=call.sum_query_poses,
@@ -198,14 +207,14 @@ def _amplitudes(q: Tensor, readout: Tensor) -> Tensor:
     return (q.flatten(1, -2) @ readout).unflatten(1, q.shape[1:-1])
 
 
-def _rows(call: Arguments, pad: int) -> int:
+def _rows(call: Arguments, pad: int, reach: int) -> int:
     """The rows of a band, as many as the chunk allows for."""
     query_poses, channels = call.q.shape[3:]
     pairs_of_poses = call.num_poses * (query_poses if call.sum_query_poses else 1)
     row = math.prod(n + pad for n in call.shape[1:])
     of_queries = (2 * query_poses + call.num_poses) * channels + pairs_of_poses
     of_keys = 4 * call.k.shape[3] * channels
-    return max(1, min(call.shape[0], (call.chunk // row - 2 * pad * of_keys) // (of_queries + of_keys)))
+    return max(1, min(call.shape[0], (call.chunk // row - 2 * reach * of_keys) // (of_queries + of_keys)))
 
 
 def _empty_sums(call: Arguments) -> Tensor:

@@ -157,7 +157,7 @@ def test_holds_a_bounded_chunk_of_an_image():
     tensors, positions, terms = case(4, 4, 4, grid, Window(5), {"spatial"}, heads=1, batch=1, dtype=torch.float32)
     for chunk in (2**14, 2**18):
         loop(GridCall(*tensors, terms, positions, positions), chunk)
-        rows, row = native._rows(call, pad=2), 102
+        rows, row = native._rows(call, pad=2, reach=2), 102
         held = row * (rows * (2 + 1) * 4 * 3 + rows * 4 + (rows + 4) * 4 * 4 * 3)
         assert rows == 1 or 0.5 * chunk < held <= chunk
         assert rows > 1 or chunk == 2**14

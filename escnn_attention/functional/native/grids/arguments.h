@@ -30,7 +30,9 @@ extern "C" struct Arguments {
     int64_t num_poses;  // of the output
     int64_t everything;  // whether queries see all keys, without a table; the grid has one axis then
     int64_t in_window;  // whether queries see the keys of a window
-    int64_t pad;  // places of nothing after every row
+    int64_t pad;  // places after every row that are no positions of it
+    int64_t reach;  // the longest step along an axis
+    int64_t torus_from;  // the first axis of which both ends meet, as those of all behind it do; dim for none
     int64_t rows;  // of a band
     int64_t parts;  // of a batch, in each of which the gradients of tables are added up
     int64_t sum_query_poses;  // whether every output pose sums over the query poses

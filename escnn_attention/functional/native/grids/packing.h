@@ -11,9 +11,9 @@ template <class T> struct Packing {
     // Positions (N, poses, channels) to (channels, poses, places): of queries, or of keys, which have the rows around
     // the band too.
     void pack(const T* from, int64_t poses, int64_t channels, int64_t band, bool keys, const Buffer<T>& to) const {
-        const int64_t length = keys ? layout.keys : layout.queries, margin = keys ? layout.pad : 0;
+        const int64_t length = keys ? layout.keys : layout.queries;
         to.clear();
-        layout.each_run(band, -margin, layout.rows + margin, [&](int64_t position, int64_t place, int64_t n) {
+        layout.each_run(band, keys, [&](int64_t position, int64_t place, int64_t n) {
             const T* in = from + position * poses * channels;
             T* at = to.data + place + (keys ? layout.start : 0);
             for (int64_t i = 0; i < n; i++)
@@ -22,11 +22,12 @@ template <class T> struct Packing {
         });
     }
 
-    // From there to positions, times a factor. Those of keys are added, since bands share them.
+    // From there to positions, times a factor. Those of keys are added, since bands share them, and a key of a torus may
+    // lie at several places.
     void unpack(const Buffer<T>& from, int64_t poses, int64_t channels, int64_t band, bool keys, T* to,
                 T factor = 1) const {
-        const int64_t length = keys ? layout.keys : layout.queries, margin = keys ? layout.pad : 0;
-        layout.each_run(band, -margin, layout.rows + margin, [&](int64_t position, int64_t place, int64_t n) {
+        const int64_t length = keys ? layout.keys : layout.queries;
+        layout.each_run(band, keys, [&](int64_t position, int64_t place, int64_t n) {
             T* in = to + position * poses * channels;
             const T* at = from.data + place + (keys ? layout.start : 0);
             for (int64_t i = 0; i < n; i++)
@@ -54,7 +55,7 @@ template <class T> struct Packing {
     // What is added to scores: 0 on the grid, and a score of nothing beyond it.
     void pack_mask(int64_t band, const Buffer<T>& mask) const {
         std::fill_n(mask.data, layout.keys, MASKED<T>);
-        layout.each_run(band, -layout.pad, layout.rows + layout.pad, [&](int64_t, int64_t place, int64_t n) {
+        layout.each_run(band, true, [&](int64_t, int64_t place, int64_t n) {
             std::fill_n(mask.data + layout.start + place, n, T(0));
         });
     }
@@ -79,7 +80,7 @@ template <class T> struct Packing {
   private:
     template <class F> void each_row(int64_t number, int64_t band, F f) const {
         for (int64_t row = 0; row < number; row++)
-            layout.each_run(band, 0, layout.rows, [&](int64_t position, int64_t place, int64_t n) {
+            layout.each_run(band, false, [&](int64_t position, int64_t place, int64_t n) {
                 f(row * layout.queries + place, row * layout.positions + position, n);
             });
     }

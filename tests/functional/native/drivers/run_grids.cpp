@@ -12,6 +12,7 @@ namespace {
 struct Modes {
     bool everything, sum_query_poses, table, pose, shared;  // table: of offsets, or waves where queries see everything
     double dropout;
+    int64_t torus_from;  // the first axis of which both ends meet; more than there are for none
 };
 
 class Call {
@@ -28,9 +29,10 @@ class Call {
             a.rows = positions, a.num_waves = modes.table ? 6 : 0;
         } else {
             window();
-            a.pad = 1, a.rows = std::min<int64_t>(2, this->shape[0]);
+            a.reach = 1, a.rows = std::min<int64_t>(2, this->shape[0]);
         }
-        a.dim = int64_t(this->shape.size()), a.shape = this->shape.data(), a.steps = steps.data();
+        a.dim = int64_t(this->shape.size()), a.torus_from = std::min(modes.torus_from, a.dim);
+        a.pad = a.torus_from < a.dim ? 2 * a.reach : a.reach, a.shape = this->shape.data(), a.steps = steps.data();
         a.spatial_heads = a.pose_heads = a.wave_heads = modes.shared ? 1 : a.heads;
     }
 
@@ -81,9 +83,9 @@ class Call {
 // Of every so many modes one, if a number is given.
 int main(int number, char** arguments) {
     const int every = number > 1 ? std::atoi(arguments[1]) : 1;
-    for (int bits = 0; bits < 64; bits += every) {
+    for (int bits = 0; bits < 192; bits += every) {
         const auto bit = [&](int i) { return bool(bits >> i & 1); };
-        const Modes modes{bit(0), bit(1), bit(2), bit(3), bit(4), bit(5) ? 0.25 : 0.0};
+        const Modes modes{bit(0), bit(1), bit(2), bit(3), bit(4), bit(5) ? 0.25 : 0.0, bits < 64 ? 9 : bits / 64 - 1};
         for (const auto& shape : {std::vector<int64_t>{1}, {37}, {3, 5}, {2, 3, 4}})
             for (int64_t query_poses : {1, 5})
                 if (!Call(modes, shape, query_poses).run())
