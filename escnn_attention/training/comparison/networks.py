@@ -2,9 +2,9 @@
 
 All have the same outline: a first layer from the image to hidden fields, two or three further layers, a pointwise map
 to the final features, a maximum over poses (equivariant networks only), the mean over positions, and a linear map to
-the classes. Grids of more than 8×8 are halved by 2×2 pooling wherever the size is even; odd sizes are not pooled. So
-layers after the first see 8×8 positions of 16×16 images, and 14×14 and then 7×7 of 28×28 images. Smaller grids would
-lose the effect of a rotation that does not map pixels onto pixels.
+the classes. Grids of more than 8×8 are halved by a maximum and a blur wherever the size is even; odd sizes are not
+pooled. So layers after the first see 8×8 positions of 16×16 images, and 14×14 and then 7×7 of 28×28 images. Smaller
+grids would lose the effect of a rotation that does not map pixels onto pixels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DESCRIPTIONS = {
 """The layers of each network, for figures and captions."""
 
 # Options of all four networks.
-_COMMON: dict[str, Any] = {"in_channels": 1}
+_COMMON: dict[str, Any] = {"in_channels": 1, "antialiased": True}
 
 _LAYERS = {"cnn": (4, 0), "steerable": (4, 0), "hybrid": (3, 1), "gsa-net": (1, 2)}
 """The numbers of convolutions and of attention layers behind them. The stem of the GSA-Net is a lifting attention."""
