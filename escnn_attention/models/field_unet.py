@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialModule
 from torch import Tensor
 
-from escnn_attention._checks import check_bool, check_int, check_ints, check_sequence
+from escnn_attention._checks import check_bool, check_int, check_ints, check_option, check_sequence
 from escnn_attention.exporting.modules import exported_parts, on_tensors
+from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.classifier import images_of
 from escnn_attention.models.convolutions import image_type
 from escnn_attention.models.hybrid import check_odd_widths, steerable_convolution
 from escnn_attention.models.pretrained import PretrainedMixin
+from escnn_attention.nn.arguments import PaddingMode
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.nn.resample import AntialiasedPool, HalvingPool
@@ -81,6 +83,8 @@ class FieldUNet(PretrainedMixin, GridModule):
             ``"pre"``, and ``head_fields`` the width divided by the number of heads, rounded up.
         antialiased: whether the grid is halved by :class:`AntialiasedPool`, a blur, or by the means of
             :class:`HalvingPool`.
+        padding_mode: ``"none"``, or ``"circular"`` for tori, whose opposite sides are neighbours: for sides that are
+            multiples of :math:`2^{L-1}`. The network then commutes with all rolls by such multiples.
         features_only: whether the network gives the features of the decoder at all levels, the finest first, and has
             ``feature_info``, as a backbone of timm.
 
@@ -127,6 +131,7 @@ class FieldUNet(PretrainedMixin, GridModule):
         kernel_size: int | None = None,
         block: Mapping[str, Any] | None = None,
         antialiased: bool = True,
+        padding_mode: PaddingMode = "none",
         features_only: bool = False,
     ):
         given = _field_type("in_type", in_type, gspace)
@@ -150,14 +155,21 @@ class FieldUNet(PretrainedMixin, GridModule):
         target = types[0] if out_type is None else _field_type("out_type", out_type, gspace)
         super().__init__(given, target)
         self.gspace = gspace
-        taken = ("samples", "attention", "condition")
+        self.padding_mode = check_option("padding_mode", padding_mode, get_args(PaddingMode))
+        circular = padding_mode == "circular"
+        if circular and not fibers(gspace).preserves_square:
+            raise ValueError(
+                f'padding_mode: got "circular", but the fiber group of {gspace.name} does not map a lattice onto itself'
+            )
+        taken = ("samples", "attention", "condition", "padding_mode")
         options = iter(each_block({"norm": "pre", **(block or {})}, 2 * sum(blocks) - blocks[-1], taken))
-        shared: dict[str, Any] = {"num_heads": num_heads, "kernel_size": kernel_size}
+        shared: dict[str, Any] = {"num_heads": num_heads, "kernel_size": kernel_size, "padding_mode": padding_mode}
+        beyond = "circular" if circular else "zeros"
 
         def layers(source: FieldType, level: int) -> SequentialModule:
             wide, modules = types[level], list[EquivariantModule]()
             for _ in range(convs[level]):
-                modules.append(steerable_convolution(source, wide, conv_kernel))
+                modules.append(steerable_convolution(source, wide, conv_kernel, beyond))
                 source = wide
             for _ in range(blocks[level]):
                 own = {"head_fields": -(-len(wide) // num_heads), **shared, **next(options)}
@@ -167,12 +179,15 @@ class FieldUNet(PretrainedMixin, GridModule):
 
         sources = [given, *types[:-1]]
         self.encoder = torch.nn.ModuleList(layers(source, level) for level, source in enumerate(sources))
-        halve = AntialiasedPool if check_bool("antialiased", antialiased) else HalvingPool
-        self.pools = torch.nn.ModuleList(halve(fields, "avg") for fields in types[:-1])
+        check_bool("antialiased", antialiased)
+        self.pools = torch.nn.ModuleList(
+            AntialiasedPool(fields, padding_mode=padding_mode) if antialiased else HalvingPool(fields, "avg")
+            for fields in types[:-1]
+        )
         self.decoder = torch.nn.ModuleList(
             layers(types[level] + types[level + 1], level) for level in reversed(range(number - 1))
         )
-        self.upsample = Upsample()
+        self.upsample = Upsample(circular)
         self.head = None if features_only else PoseLinear(types[0], target)
         self.feature_info = FeatureInfo(
             {
@@ -208,6 +223,11 @@ class FieldUNet(PretrainedMixin, GridModule):
             raise ValueError(
                 f"input: a grid of {'×'.join(map(str, space))} cannot be halved {len(self._types) - 1} times, needed "
                 f"{least} positions or more along every axis"
+            )
+        if self.padding_mode == "circular" and any(n % least for n in space):
+            raise ValueError(
+                f"input: a torus of {'×'.join(map(str, space))} cannot be halved {len(self._types) - 1} times, needed "
+                f"multiples of {least}"
             )
         return shape
 

@@ -190,10 +190,12 @@ def _last_stages(
     return stages
 
 
-def steerable_convolution(in_type: FieldType, out_type: FieldType, kernel_size: int) -> SequentialModule:
+def steerable_convolution(
+    in_type: FieldType, out_type: FieldType, kernel_size: int, padding_mode: str = "zeros"
+) -> SequentialModule:
     """A convolution of escnn that keeps the grid, batch norm and ReLU."""
     # Without recompute=True equal convolutions share a basis, and a change of precision would affect other networks.
-    options = {"padding": kernel_size // 2, "bias": False, "recompute": True}
+    options = {"padding": kernel_size // 2, "padding_mode": padding_mode, "bias": False, "recompute": True}
     convolution = _CONVOLUTIONS[in_type.gspace.dimensionality](in_type, out_type, kernel_size, **options)
     return SequentialModule(convolution, BatchNorm(out_type), ReLU(out_type, inplace=True))
 

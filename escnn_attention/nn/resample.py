@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from escnn.nn import FieldType
 
 from escnn_attention._checks import check_int, check_option
-from escnn_attention.nn.arguments import check_pointwise, check_shape, check_type
+from escnn_attention.nn.arguments import PaddingMode, check_pointwise, check_shape, check_type
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.resample import AntialiasedPool as PlainAntialiasedPool
 from escnn_attention.plain.resample import Crop as PlainCrop
@@ -131,12 +131,14 @@ class AntialiasedPool(HalvingPool):
     Args:
         in_type: the type of the input and of the output; for ``kind="max"``, fields with pointwise nonlinearities.
         kind: ``"avg"``; or ``"max"``, the maximum over three positions along each axis in front of the blur.
+        padding_mode: ``"none"``, or ``"circular"`` for tori, whose opposite sides are neighbours: for axes of even
+            length.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, in_type.size, *(n // 2 for n in space))``.
 
     Raises:
-        ValueError: as :class:`HalvingPool`.
+        ValueError: as :class:`HalvingPool`; on application, an axis of a torus of odd length.
 
     Example:
         >>> import torch
@@ -150,6 +152,21 @@ class AntialiasedPool(HalvingPool):
     """
 
     _pool = PlainAntialiasedPool
+    plain: PlainAntialiasedPool
 
-    def __init__(self, in_type: FieldType, kind: PoolKind = "avg"):
+    def __init__(self, in_type: FieldType, kind: PoolKind = "avg", *, padding_mode: PaddingMode = "none"):
         super().__init__(in_type, kind)
+        self.padding_mode = check_option("padding_mode", padding_mode, get_args(PaddingMode))
+        self.plain.circular = padding_mode == "circular"
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        shape = super().evaluate_output_shape(input_shape)
+        space = tuple(input_shape)[2:]
+        if self.padding_mode == "circular" and any(n % 2 for n in space):
+            raise ValueError(
+                f"input: a torus of {'×'.join(map(str, space))} cannot be halved, needed even lengths along all axes"
+            )
+        return shape
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (", padding_mode='circular'" if self.padding_mode == "circular" else "")

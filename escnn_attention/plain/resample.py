@@ -59,22 +59,27 @@ class AntialiasedPool(torch.nn.Module):
     Args:
         kind: ``"avg"``, or ``"max"`` for the maximum over three positions along each axis in front of the blur.
         dimensions: of space.
+        circular: whether opposite sides of the grid are neighbours; then for axes of even length only.
     """
 
     even: Tensor
     odd: Tensor
 
-    def __init__(self, kind: PoolKind, dimensions: int):
+    def __init__(self, kind: PoolKind, dimensions: int, circular: bool = False):
         super().__init__()
         self.kind: PoolKind = kind
         self.dimensions = dimensions
+        self.circular = circular
         # Centred between two positions and on one of them.
         self.register_buffer("even", torch.tensor([1.0, 3.0, 3.0, 1.0]), persistent=False)
         self.register_buffer("odd", torch.tensor([1.0, 4.0, 6.0, 4.0, 1.0]), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         check_grid(x.shape[2:])
-        if self.kind == "max":
+        if self.circular and self.kind == "max":
+            wrapped = F.pad(x, 2 * self.dimensions * [1], mode="circular")
+            x = getattr(torch.nn.functional, f"max_pool{self.dimensions}d")(wrapped, 3, stride=1)
+        elif self.kind == "max":
             # The maximum of overlapping windows is several times faster on a CPU where the channels come last.
             last = x.contiguous(memory_format=_CHANNELS_LAST[self.dimensions])
             pool = getattr(torch.nn.functional, f"max_pool{self.dimensions}d")
@@ -87,6 +92,9 @@ class AntialiasedPool(torch.nn.Module):
         """The means (n, n // 2) that halve an axis; at the border they are over the positions that there are."""
         binomial = (self.odd if n % 2 else self.even).to(dtype)
         one_hot = torch.eye(n, dtype=dtype, device=binomial.device)[:, None]
+        if self.circular:
+            wrapped = F.conv1d(F.pad(one_hot, (1, 1), mode="circular"), binomial[None, None], stride=2)[:, 0]
+            return wrapped / binomial.sum()
         weights = F.conv1d(one_hot, binomial[None, None], stride=2, padding=1)[:, 0]
         return weights / weights.sum(0)
 

@@ -74,6 +74,26 @@ def test_the_layers_are_joined_as_documented():
     torch.testing.assert_close(network(x.tensor), network.head(coarse).tensor)
 
 
+@pytest.mark.parametrize("antialiased", [True, False])
+def test_on_a_torus_it_commutes_with_rolls_and_turns(antialiased):
+    options = {"convolutions": 0, "attention": (1, 1), "kernel_size": 3, "antialiased": antialiased}
+    network = network_on(gspaces.rot2dOnR2(4), padding_mode="circular", **options)
+    assert error_of(network, 8) < 1e-10
+    x = torch.randn(1, 3, 8, 8).double()
+
+    def error(network, shift):
+        return (network(x.roll((shift, -shift), (2, 3))) - network(x).roll((shift, -shift), (2, 3))).abs().max()
+
+    for shift in (2, 4, 6):
+        assert error(network, shift) < 1e-10
+    assert error(network, 1) > 1e-4  # the coarse level has every second position
+    assert error(network_on(gspaces.rot2dOnR2(4), **options), 2) > 1e-4
+    with_convolutions = network_on(gspaces.rot2dOnR2(4), padding_mode="circular", antialiased=antialiased)
+    assert error(with_convolutions, 2) < 1e-10
+    with pytest.raises(ValueError, match="input: a torus of 8×9"):
+        network(torch.randn(1, 3, 8, 9).double())
+
+
 def test_gradients_with_checkpointing():
     network = network_on(gspaces.rot2dOnR2(4)).train()
     x = torch.randn(2, 3, 6, 6).double().requires_grad_()
@@ -127,6 +147,7 @@ def test_what_does_not_fit():
         ((1, 1), {"conv_kernel": 4}, ValueError, "conv_kernel: .* odd"),
         ((1, 1), {"widths": ()}, ValueError, "widths"),
         ((1, 1), {"block": {"condition": 3}}, TypeError, "condition"),
+        ((1, 1), {"padding_mode": "zeros"}, ValueError, "padding_mode"),
         (("image", 1), {}, TypeError, "in_type: .* integer"),
     ):
         with pytest.raises(error, match=message):
@@ -135,3 +156,5 @@ def test_what_does_not_fit():
         network_on(space)(torch.randn(1, 3, 1, 8).double())
     with pytest.raises(NotImplementedError):
         FieldUNet(gspaces.rot2dOnR2(-1), 1, 1)
+    with pytest.raises(ValueError, match=r"padding_mode: .* lattice"):
+        FieldUNet(gspaces.rot2dOnR2(8), 1, 1, **SMALL, padding_mode="circular")

@@ -5,7 +5,7 @@ from escnn.nn import FieldType, PointwiseMaxPool2D
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention import AntialiasedPool, Crop, HalvingPool, equivariance_report
+from escnn_attention import AntialiasedPool, Crop, HalvingPool, assert_equivariant, equivariance_report
 from tests import spaces
 
 SPACES = list((spaces.PLANE | spaces.VOLUME).values())
@@ -110,3 +110,20 @@ def test_a_blur_of_one_width_is_not_exact_and_the_report_says_what_is():
     assert report.relative_error > 0.1
     assert "AntialiasedPool are exact at every size" in str(report)
     assert "AntialiasedPool" not in str(equivariance_report(nn.ReLU(fields), (1, 4, 8, 8)))
+
+
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_antialiased_pooling_of_a_torus(kind):
+    space = gspaces.rot2dOnR2(4)
+    fields = FieldType(space, 2 * [space.regular_repr])
+    pool = AntialiasedPool(fields, kind, padding_mode="circular")
+    assert_equivariant(pool, (1, 8, 6, 6), tolerance=1e-12)
+    x = torch.randn(1, 8, 6, 8, dtype=torch.float64)
+    wide = torch.nn.functional.pad(x, (4, 4, 4, 4), mode="circular")
+    expected = AntialiasedPool(fields, kind)(fields(wide)).tensor[:, :, 2:-2, 2:-2]
+    torch.testing.assert_close(pool(fields(x)).tensor, expected)
+    rolled = pool(fields(x.roll(2, 2))).tensor
+    torch.testing.assert_close(rolled, pool(fields(x)).tensor.roll(1, 2))
+    assert (AntialiasedPool(fields, kind)(fields(x.roll(2, 2))).tensor - rolled).abs().max() > 1e-3
+    with pytest.raises(ValueError, match=r"input: a torus .* even"):
+        pool(fields(x[:, :, :5]))
