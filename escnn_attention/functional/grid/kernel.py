@@ -44,7 +44,8 @@ class Arguments(NamedTuple):
         q: ``(M, B, N, J, C)``.
         k, v: ``(M, B, N, P, C)``.
         spatial, pose: as in :class:`~escnn_attention.functional.grid.call.PositionalBias`.
-        cos, sin, readout: of waves; None in a window.
+        cos, sin, readout: of waves, at the positions of queries, and behind them those of keys elsewhere; None in a
+            window.
         seed: ``(1,)``; for dropout.
         num_poses: :math:`|H|`.
         shape: the grid.
@@ -159,7 +160,7 @@ class GridLoop:
                 bias = replace(bias, spatial=bias.spatial[:, :, rows])
         elif bias.waves is not None:
             readout = bias.waves.readout
-            cos, sin = bias.waves.phases(positions.coordinates * positions.scale)
+            cos, sin = bias.waves.phases(_points(call))
         dtype, exact = call.v.dtype, working_precision(call.v.dtype)
         q, k, v = (self.laid_out(t.to(exact)) for t in (call.q, call.k, call.v))
         others = (None if t is None else t.to(exact) for t in (bias.spatial, bias.pose, cos, sin, readout))
@@ -183,6 +184,14 @@ class GridLoop:
         return run(arguments)
 
 
+def _points(call: GridCall) -> Tensor:
+    """The positions of queries, and behind them those of keys elsewhere, in units of the offsets."""
+    positions = call.offsets
+    of_keys = positions.key_coordinates
+    points = positions.coordinates if of_keys is None else torch.cat([positions.coordinates, of_keys])
+    return points * positions.scale
+
+
 def _plainly(call: Arguments) -> Tensor:
     """The output by operations that autograd looks through."""
     query: QueryMode = "all" if call.sum_query_poses else "own"
@@ -203,8 +212,9 @@ def _everything_at_once(call: Arguments, query: QueryMode) -> Tensor:
         score = score + torch.einsum("mbnhjc,mhpc->mbnhjp", q, pose.expand(len(q), -1, -1, -1)).unsqueeze(-2)
     if cos is not None and sin is not None and readout is not None:
         a, b = torch.einsum("mbnhjc,mcf->mbnhjf", q, readout.expand(len(q), -1, -1)).chunk(2, dim=-1)
-        c, s = (t.transpose(1, 2)[:, None, :, :, None] for t in (cos, sin))
-        wide, waves = torch.cat([a * c - b * s, a * s + b * c], dim=-1), torch.cat([cos, sin], dim=-1)
+        c, s = (t[:, :, : q.shape[2]].transpose(1, 2)[:, None, :, :, None] for t in (cos, sin))
+        wide = torch.cat([a * c - b * s, a * s + b * c], dim=-1)
+        waves = torch.cat([cos, sin], dim=-1)[:, :, -call.k.shape[2] :]
         score = score + torch.einsum("mbnhjf,mhkf->mbnhjk", wide, waves.expand(len(q), -1, -1, -1)).unsqueeze(-1)
     p = (score / math.sqrt(q.shape[-1])).flatten(-2).softmax(-1).unflatten(-1, score.shape[-2:])
     return torch.einsum("mbnhjkp,mbkpc->mbnhc", p, call.v)

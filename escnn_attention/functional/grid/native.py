@@ -58,7 +58,11 @@ class LoopArguments(NamedTuple):
     pose: Annotated[Tensor | None, Array("pose_heads, num_poses, key_poses, channels", gradient="double")]
     waves: Annotated[
         Tensor | None,
-        Array("wave_heads, num_poses, key_positions, num_waves", "cosines and sines", gradient="double"),
+        Array(
+            "wave_heads, num_poses, wave_positions, num_waves",
+            "cosines and sines, of the queries and behind them of keys elsewhere",
+            gradient="double",
+        ),
     ]
     amplitudes: Annotated[
         Tensor | None, Array("heads, images, positions, query_poses, num_waves", "of the queries", gradient="void")
@@ -99,7 +103,7 @@ def why_unsupported(call: GridCall) -> str | None:
     if reason := why_not_on_the_cpu(call) or why_unsupported_grid(call):
         return reason
     positions = call.query_grid
-    if not call.one_set and not (positions.complete and call.bias.spatial is call.bias.waves is None):
+    if not call.one_set and not (positions.complete and call.bias.spatial is None):
         return "keys have other positions than queries, and the encoding is no product of terms of both"
     if positions.window.kernel_size is None and (call.bias.spatial is not None or not positions.complete):
         if not positions.shape:

@@ -12,7 +12,7 @@ extern "C" struct Arguments {
     const void* v;  // (heads, images, key_positions, key_poses, channels)
     const void* spatial;  // (spatial_heads, num_poses, offsets, channels), or null
     const void* pose;  // (pose_heads, num_poses, key_poses, channels), or null
-    const void* waves;  // (wave_heads, num_poses, key_positions, num_waves), cosines and sines, or null
+    const void* waves;  // (wave_heads, num_poses, wave_positions, num_waves), cosines and sines, of the queries and behind them of keys elsewhere, or null
     const void* amplitudes;  // (heads, images, positions, query_poses, num_waves), of the queries, or null
     const int64_t* shape;  // (dim)
     const int64_t* steps;  // (offsets, dim), in positions
@@ -48,6 +48,7 @@ extern "C" struct Arguments {
     int64_t spatial_heads;
     int64_t pose_heads;
     int64_t wave_heads;
+    int64_t wave_positions;
     int64_t num_waves;
     int64_t threads;
     double dropout;  // the probability

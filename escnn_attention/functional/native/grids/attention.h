@@ -52,7 +52,7 @@ template <class T> int attend(const Arguments& call) {
     const Layout layout(call, WIDTH<T>, sizeof(T));
     if (call.everything)
         return run<EverythingPass<T>>(
-            call, layout, {call.grad_waves, call.wave_heads, call.num_poses * layout.positions * call.num_waves});
+            call, layout, {call.grad_waves, call.wave_heads, call.num_poses * call.wave_positions * call.num_waves});
     return run<WindowPass<T>>(
         call, layout, {call.grad_spatial, call.spatial_heads, call.num_poses * call.offsets * call.channels});
 }

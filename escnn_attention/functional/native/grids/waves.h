@@ -22,9 +22,10 @@ template <class T> struct Waves {
             : call(call),
               queries(layout.queries),
               positions(layout.positions),
+              first_key(call.wave_positions - call.key_positions),
               number(call.num_waves),
               half(call.num_waves / 2),
-              table(call.waves, call.wave_heads, call.num_poses, positions, number, false),
+              table(call.waves, call.wave_heads, call.num_poses, call.wave_positions, number, false),
               by_position(GROUP * MOST_KEYS),
               wide(GROUP * number),
               grad_wide(GROUP * number),
@@ -33,7 +34,7 @@ template <class T> struct Waves {
         phases = Buffer<T>(call.num_poses * number * queries);
         if (!call.grad) return;
         grad_phases = Buffer<T>(call.num_poses * number * queries);
-        grad_keys = Buffer<T>(call.num_poses * positions * padded<T>(number));
+        grad_keys = Buffer<T>(call.num_poses * call.key_positions * padded<T>(number));
     }
     explicit operator bool() const { return call.waves; }
 
@@ -87,15 +88,19 @@ template <class T> struct Waves {
     // Adds the gradients of the waves since the last call.
     void take(double* to) const {
         for (int64_t out_pose = 0; out_pose < call.num_poses && grad_keys.size; out_pose++)
-            for (int64_t n = 0; n < positions; n++)
-                for (int64_t f = 0; f < number; f++)
-                    *to++ += double(grad_keys[(out_pose * positions + n) * padded<T>(number) + f]) +
-                            grad_phases[(out_pose * number + f) * queries + n];
+            for (int64_t n = 0; n < call.wave_positions; n++)
+                for (int64_t f = 0; f < number; f++, to++) {
+                    const int64_t key = out_pose * call.key_positions + n - first_key;
+                    if (n >= first_key) *to += double(grad_keys[key * padded<T>(number) + f]);
+                    if (n < positions) *to += grad_phases[(out_pose * number + f) * queries + n];
+                }
         grad_keys.clear(), grad_phases.clear();
     }
 
     const Arguments& call;
-    const int64_t queries, positions, number, half;  // places for queries; cosines and sines, and each of them
+    // Places for queries; the rows of the table that are those of queries, the first of the keys, which may be the
+    // same; cosines and sines, and each of them.
+    const int64_t queries, positions, first_key, number, half;
 
   private:
     W phase(int64_t out_pose, int64_t f, int64_t place) const {
@@ -107,11 +112,11 @@ template <class T> struct Waves {
     }
     Table<T> rows(const Stretch<T>& stretch, int64_t out_pose, bool own) const {
         Table<T> all = table.of(out_pose, own, stretch.positions, nullptr);
-        all.data += stretch.first_position * number;
+        all.data += (first_key + stretch.first_position) * number;
         return all;
     }
     T* keys(const Stretch<T>& stretch, int64_t out_pose) const {
-        return grad_keys.data + (out_pose * positions + stretch.first_position) * padded<T>(number);
+        return grad_keys.data + (out_pose * call.key_positions + stretch.first_position) * padded<T>(number);
     }
 
     Tables<T> table;

@@ -23,7 +23,7 @@ class Call {
         a.num_poses = modes.sum_query_poses ? 4 : query_poses;
         a.sum_query_poses = modes.sum_query_poses, a.dropout = modes.dropout, a.seed = modes.dropout ? &seed : nullptr, a.scale = 0.4;
         a.parts = 2, a.threads = 3, a.everything = modes.everything, a.in_window = !modes.everything;
-        a.positions = a.key_positions = positions;
+        a.positions = a.key_positions = a.wave_positions = positions;
         if (modes.everything) {
             this->shape = {positions};
             a.rows = positions, a.num_waves = modes.table ? 6 : 0;
