@@ -463,7 +463,7 @@ def test_scalars_have_no_poses():
 def test_backends_agree():
     tokens, image = regular(sequence(C4), 2), regular(C4, 2)
     x, y = random_field(tokens, 3), random_field(image, 3, 3)
-    for encoding in ("none", "rotary", "absolute"):
+    for encoding in ("none", "fourier", "rotary", "absolute"):
         layer = drawn(GroupCrossAttention(tokens, image, tokens, head_fields=4, encoding=encoding, query="all"))
         expected = layer(x, y).tensor
         for backend in ("reference", "blocked", *COMPILED):
