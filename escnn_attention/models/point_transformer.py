@@ -77,10 +77,10 @@ class PointTransformer(CloudNetwork):
         num_blocks: the number of blocks.
         num_heads: of each attention.
         attention: further arguments of :class:`PointTransformerBlock`, such as ``radius``, ``num_neighbours``,
-            ``query``, ``keys``, ``length_scale``, ``normalization``, ``kernel_features``, ``hidden_fields``,
-            ``dropout``, ``layer_scale``, ``norm_kind`` and ``norm_eps`` (of the last norm, too), ``qk_norm``,
-            ``edge_dim`` (with ``edge_attr`` on application), ``backend``; ``drop_path`` is that of the last block, and
-            from 0 of the first it rises by equal steps.
+            ``cutoff``, ``period``, ``query``, ``keys``, ``length_scale``, ``normalization``, ``kernel_features``,
+            ``hidden_fields``, ``dropout``, ``layer_scale``, ``norm_kind`` and ``norm_eps`` (of the last norm, too),
+            ``qk_norm``, ``edge_dim`` (with ``edge_attr`` on application), ``backend``; ``drop_path`` is that of the
+            last block, and from 0 of the first it rises by equal steps.
         encoding: of each attention. Each layer gets a copy of its own.
         relation: likewise.
         positions: whether the features get one more vector field: the position relative to the mean of the cloud, in
