@@ -258,6 +258,12 @@ CASES = {
     "TransformerBlock": Case(lambda: ea.TransformerBlock(FIELDS, FIELDS, 2, 3)),
     "attention_from_convolution": Case(from_convolution),
     "AllCNNC": Case(lambda: models.AllCNNC(C4, 2, 3, width=1), shape=(2, 16, 16)),
+    "FieldTransformer": Case(
+        lambda: models.FieldTransformer(
+            spaces.mixed(D4), SCALARS, fields=2, num_blocks=1, num_heads=1, kernel_size=3, condition=3
+        ),
+        arguments={"condition": CONDITION},
+    ),
     "GSANet": Case(
         lambda: models.GSANet(D4, 2, 3, channels=6, blocks=(1, 1), pool=(True, False), num_heads=2, kernel_size=3)
     ),

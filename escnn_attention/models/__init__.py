@@ -3,6 +3,7 @@
 from escnn_attention.exporting.modules import compile_package, exported
 from escnn_attention.models.classifier import EquivariantClassifier, InvariantLogits, PoseMean, PositionSum
 from escnn_attention.models.convolutions import Attention, DenseBlock, ResidualBlock
+from escnn_attention.models.field_transformer import FieldTransformer
 from escnn_attention.models.field_unet import FieldUNet
 from escnn_attention.models.group_cnns import AllCNNC, GroupCNN, GroupDenseNet, ResNet44
 from escnn_attention.models.gsa_net import GSANet
@@ -23,6 +24,7 @@ __all__ = [
     "Attention",
     "DenseBlock",
     "EquivariantClassifier",
+    "FieldTransformer",
     "FieldUNet",
     "GSANet",
     "GroupCNN",
