@@ -492,6 +492,18 @@ def test_programs():
         torch.testing.assert_close(found, plain(*more[:2], key_padding_mask=more[2]))
 
 
+def test_files_of_onnx():
+    ort = pytest.importorskip("onnxruntime")
+    image = regular(C4, 2)
+    plain = GroupCrossAttention(image, image, image, 1, 3, head_fields=2).export()
+    x, y = random_field(image, 4, 4, dtype=torch.float32).tensor, random_field(image, 8, 8, dtype=torch.float32).tensor
+    file = torch.onnx.export(plain, (x, y), dynamo=True, verbose=False).model_proto.SerializeToString()
+    session = ort.InferenceSession(file)
+    names = [given.name for given in session.get_inputs()]
+    (found,) = session.run(None, dict(zip(names, (x.numpy(), y.numpy()), strict=True)))
+    torch.testing.assert_close(torch.tensor(found), plain(x, y), rtol=1e-5, atol=1e-5)
+
+
 def test_saved_and_copied():
     tokens, image = mixed(sequence(C4)), mixed(C4)
     layer, other = (GroupCrossAttention(tokens, image, tokens, head_fields=3).double() for _ in range(2))
