@@ -225,10 +225,10 @@ def _periods(shape: tuple[int, ...], window_shape: WindowShape) -> tuple[int, ..
 
 def _check_torus(periods: tuple[int, ...], window: Window) -> None:
     """No window reaches around a torus, where a query would see a key twice."""
-    if window.kernel_size is None:
+    around = [n for n in periods if n]
+    if window.kernel_size is None or not around:
         return
-    width = window.dilation * (window.kernel_size - 1) + 1
-    shortest = min((n for n in periods if n), default=width)
+    width, shortest = window.dilation * (window.kernel_size - 1) + 1, min(around)
     if width > shortest:
         of = f" with dilation={window.dilation} covers {width} positions and" if window.dilation > 1 else ""
         raise ValueError(

@@ -274,3 +274,11 @@ def test_encodings_that_no_torus_keeps(backend):
     for refusing in ("dense", "triton"):
         with pytest.raises(ValueError, match=r"backend: .*torus|backend: .*CUDA|backend: .*Triton"):
             attention(q, k, v, grid, PositionalBias(2), backend=refusing)
+
+
+@pytest.mark.parametrize("name", ["even", "global, even", "causal video"])
+@pytest.mark.sampled(1)
+def test_attention_on_tori_compiles_to_one_graph(name):
+    layer, x = torus(name)
+    compiled = torch.compile(layer.plain, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x.tensor), layer(x).tensor)
