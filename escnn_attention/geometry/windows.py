@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -66,6 +66,9 @@ class Window:
             with a whole number m the ball of the offsets of at most :math:`\sqrt m` steps: see :meth:`ball`. It may
             stand behind ``"causal"``, ``"circular"`` or both.
         dilation: the step between neighbours, in positions.
+        causal: whether queries look at no later times, along the first axis.
+        circular: whether the grid is a torus.
+        form: the shape without the words in front.
 
     Example:
         >>> from escnn_attention.geometry.grid import Grid
@@ -80,20 +83,13 @@ class Window:
     shape: WindowShape = "square"
     dilation: int = 1
 
-    @property
-    def causal(self) -> bool:
-        """Whether queries look at no later times, along the first axis."""
-        return is_causal(self.shape)
+    causal: bool = field(init=False, repr=False, compare=False)
+    circular: bool = field(init=False, repr=False, compare=False)
+    form: WindowShape = field(init=False, repr=False, compare=False)
 
-    @property
-    def circular(self) -> bool:
-        """Whether the grid is a torus."""
-        return is_circular(self.shape)
-
-    @property
-    def form(self) -> WindowShape:
-        """The shape without the words in front."""
-        return form_of(self.shape)
+    def __post_init__(self) -> None:
+        for name, value in (("causal", is_causal), ("circular", is_circular), ("form", form_of)):
+            object.__setattr__(self, name, value(self.shape))
 
     @property
     def looks_everywhere(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.native.arguments import Array, num_threads
 from escnn_attention.functional.native.build import FOLDER, Kernel, archive, why_no_compiler
 from escnn_attention.geometry.cache import constant_result, constant_tables
-from escnn_attention.geometry.windows import is_causal, is_circular
+from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
 
 __all__ = ["KERNEL", "NUMBERS_PER_CHUNK", "attention", "why_not_built", "why_unsupported"]
 
@@ -144,20 +144,14 @@ def why_not_built(dtype: torch.dtype) -> str | None:
 
 def _prepared(call: Arguments) -> LoopArguments:
     """The arguments as the loop reads them."""
-    q, causal = call.q, is_causal(call.window)
-    everything = not (call.kernel_size or causal) and call.spatial is None
+    q, everything = call.q, not call.kernel_size and call.spatial is None and not is_causal(call.window)
     heads, images, positions, _, channels = q.shape
-    pad, torus_from = 0, 1
     if everything:
-        shape, steps, reach = *_line(positions), 0
+        space = _Space(*_line(positions))
         rows, parts = positions, torch.sym_min(images, max(1, _PARTS // heads))
     else:
-        shape, steps, reach = _space(tuple(call.shape), call.kernel_size, call.window, call.dilation)
-        circular, torus_from = is_circular(call.window), len(call.shape)
-        if circular:
-            torus_from = int(causal)
-        pad = 2 * reach if circular else reach  # across the edge in front of a row, and across that behind it
-        rows, parts = _rows(call, pad, reach), torch.sym_min(images, _PARTS)
+        space = _space(tuple(call.shape), call.kernel_size, call.window, call.dilation)
+        rows, parts = _rows(call, space.pad, space.reach), torch.sym_min(images, _PARTS)
     return LoopArguments(
         q.contiguous(),
         call.k.contiguous(),
@@ -166,15 +160,15 @@ def _prepared(call: Arguments) -> LoopArguments:
         None if call.pose is None else call.pose.contiguous(),
         waves=_waves(call),
         amplitudes=None if call.readout is None else _amplitudes(q, call.readout),
-        shape=shape,
-        steps=steps,
+        shape=space.shape,
+        steps=space.steps,
         seed=call.seed,
         num_poses=call.num_poses,
         everything=everything,
-        in_window=call.kernel_size > 0 or causal,
-        pad=pad,
-        reach=reach,
-        torus_from=torus_from,
+        in_window=space.in_window,
+        pad=space.pad,
+        reach=space.reach,
+        torus_from=space.torus_from,
         rows=rows,
         parts=parts,
         sum_query_poses=call.sum_query_poses,
@@ -189,10 +183,28 @@ def _packaged(call: Arguments) -> Tensor:
     return _packaged_loop(call.q.dtype, KERNEL.structure.members(_prepared(call), LoopResults()), shape)
 
 
+class _Space(NamedTuple):
+    """A grid and a window as the loop has them: see :class:`LoopArguments`."""
+
+    shape: Tensor
+    steps: Tensor
+    in_window: bool = False
+    pad: int = 0
+    reach: int = 0
+    torus_from: int = 1
+
+
 @constant_tables
-def _space(shape: tuple[int, ...], *window: Any) -> tuple[Tensor, Tensor, int]:
-    """A grid as the loop has it: its shape, the offsets of a window, and the longest."""
-    return torch.tensor(shape), *steps_of(shape, *window)
+def _space(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int) -> _Space:
+    """A grid with a window, or with all offsets."""
+    steps, reach = steps_of(shape, kernel_size, window, dilation)
+    causal, circular = is_causal(window), is_circular(window)
+    # Across the edge in front of a row, and across that behind it.
+    pad = 2 * reach if circular else reach
+    return _Space(
+        *(torch.tensor(shape), steps, kernel_size > 0 or causal, pad, reach),
+        torus_from=int(causal) if circular else len(shape),
+    )
 
 
 @constant_tables
