@@ -36,8 +36,9 @@ def of_state(module: torch.nn.Module, case: Case) -> torch.nn.Module:
     """A new module with the weights of another, which are all that a state dict needs to hold."""
     new = case.make().double()
     for part, model in zip(new.modules(), module.modules(), strict=True):
-        if isinstance(part, R2Conv) or not list(part.children()):
-            part.train(model.training)  # a convolution of escnn has its filter in the state dict, or not
+        part.training = model.training
+        if isinstance(part, R2Conv):
+            part.train(model.training)  # its state dict has a filter where it does not train
     if list(module.parameters()):
         assert not torch.equal(output(case, new), output(case, module))
     new.load_state_dict(module.state_dict())
