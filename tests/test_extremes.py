@@ -87,7 +87,7 @@ def test_exported_modules_refuse_them_but_where_each_position_is_treated_by_itse
     module = ON_GRIDS[name].drawn()
     (x,) = ON_GRIDS[name].inputs(module)
     plain = module.export()
-    with pytest.raises(ValueError, match="input: a grid of 0×5 has no positions"):
+    with pytest.raises(ValueError, match=r"input: .*0×5 .*no positions"):
         plain(x.new_zeros(2, x.shape[1], 0, 5))
 
 

@@ -273,5 +273,5 @@ def test_who_sees_whom_is_for_one_call(name):
     module = case.drawn()
     features, *rest = case.inputs(module)
     coords = rest[0] if rest else features
-    with pytest.raises(ValueError, match=r"coords: got a tensor that torch\.vmap goes over.*of each point in batch"):
+    with pytest.raises(ValueError, match=r"coords: .*torch\.vmap .*in batch"):
         vmap(lambda coords: case.output(module, features, coords, *rest[1:]))(torch.stack([coords, coords]))

@@ -73,7 +73,7 @@ def test_layers_on_grids_of_any_size(served):
         x = fields(torch.randn(2, fields.size, dtype=torch.float64, requires_grad=True))
         check(lambda encoding=encoding, **more: GroupSelfAttention(fields, fields, 2, encoding=encoding, **more), x)
     assert served == (5 * 4 + 2) * ["blocked", "reference"]
-    with pytest.raises(ValueError, match="'native' cannot serve this call: /nonexistent/compiler does not run"):
+    with pytest.raises(ValueError, match=r"'native' .*/nonexistent/compiler does not"):
         call_native()
 
 

@@ -45,7 +45,7 @@ def test_heads_have_encodings_of_their_own():
 @every_encoding
 def test_a_bound_encoding_cannot_be_bound_again(make):
     bound = make().bind(2, 1, 4, 4)
-    with pytest.raises(ValueError, match=rf"encoding: this {make.__name__} belongs to a layer already"):
+    with pytest.raises(ValueError, match=r"encoding: .*belongs to a layer"):
         bound.bind(2, 1, 4, 4)
     hidden = spaces.regular(gspaces.rot2dOnR2(4), 4)
     layer = GroupSelfAttention(hidden, hidden, encoding=make(), kernel_size=None)
@@ -238,7 +238,7 @@ def test_forms_of_different_functions_are_refused(base):
         def offsets(self, delta):
             return 2 * super().offsets(delta)
 
-    with pytest.raises(ValueError, match=f"encoding: offsets and {base.form} .* form = 'offsets'"):
+    with pytest.raises(ValueError, match=f"encoding: offsets and {base.form}"):
         Mistaken(6).bind(2, 2, 4, 1)
     Mistaken(6).bind(0, 2, 4, 3)  # without offsets there is nothing to compare
 
@@ -247,7 +247,7 @@ def test_rotations_need_their_attribute():
     class Mistaken(RotaryEncoding):
         rotates = False
 
-    with pytest.raises(ValueError, match=r"encoding: Mistaken .* rotates = True"):
+    with pytest.raises(ValueError, match=r"encoding: Mistaken .*rotates = True"):
         Mistaken(1).bind(2, 2, 4, 1)
 
 
@@ -305,7 +305,7 @@ def test_an_encoding_defines_a_function_of_the_offset():
         def _build_offsets(self):
             pass
 
-    with pytest.raises(TypeError, match="encoding: Silent defines no offsets"):
+    with pytest.raises(TypeError, match=r"encoding: .*defines no offsets"):
         Silent().bind(2, 2, 4, 1)
 
 

@@ -358,11 +358,11 @@ def test_bad_arguments(error, message, arguments):
 def test_layers_that_cannot_begin_as_a_convolution():
     g = gspaces.rot2dOnR2(4)
     fields = regular(g, 4)
-    with pytest.raises(ValueError, match="bias: got False, needed True"):
+    with pytest.raises(ValueError, match="bias: got False"):
         GroupSelfAttention(fields, fields, 2, 3, encoding="convolutional", bias=False)
-    with pytest.raises(ValueError, match=r"needs 2 channels.* set head_fields to 2"):
+    with pytest.raises(ValueError, match=r"needs 2 channels.*head_fields"):
         GroupSelfAttention(fields, fields, 4, 3, encoding="convolutional")
-    with pytest.raises(ValueError, match="width, reach: got None and None for global attention"):
+    with pytest.raises(ValueError, match="width, reach: got None"):
         GroupSelfAttention(fields, fields, 2, encoding="convolutional", kernel_size=None)
     nowhere = "needs a layer on a grid with a finite fiber group"
     with pytest.raises(ValueError, match=nowhere):
@@ -376,5 +376,5 @@ def test_layers_that_cannot_begin_as_a_convolution():
         GroupSelfAttention(disc, disc, 2, 3, head_fields=2, encoding="convolutional", samples=4)
     encoding = ConvolutionalEncoding(QuadraticEncoding())
     layer = GroupSelfAttention(fields, fields, 1, 3, encoding=encoding)
-    with pytest.raises(ValueError, match="this ConvolutionalEncoding belongs to a layer already"):
+    with pytest.raises(ValueError, match="belongs to a layer already"):
         GroupSelfAttention(fields, fields, 1, 3, encoding=layer.plain.encoding)

@@ -30,7 +30,7 @@ def test_rotations_take_the_place_of_a_function_of_the_offset():
 
 @pytest.mark.parametrize(("pairs", "channels", "needed"), [(None, 1, 2), (3, 5, 6)])
 def test_pairs_need_channels(pairs, channels, needed):
-    with pytest.raises(ValueError, match=f"encoding: .* rotates {needed} .* set head_fields to {needed} or more"):
+    with pytest.raises(ValueError, match=f"rotates {needed} .*head_fields to {needed}"):
         RotaryEncoding(pairs).bind(2, 1, channels, 4)
     RotaryEncoding(pairs).bind(2, 1, needed, 4)
 

@@ -204,7 +204,7 @@ def test_gradients_of_the_offset_are_finite_at_the_centre():
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_needs_a_channel_more_than_dimensions(dim):
-    with pytest.raises(ValueError, match=f"encoding: QuadraticEncoding .* set head_fields to {dim + 1} or more"):
+    with pytest.raises(ValueError, match=f"encoding: .*head_fields to {dim + 1}"):
         QuadraticEncoding().bind(dim, 1, dim, 4)
     QuadraticEncoding().bind(dim, 1, dim + 1, 4)
     QuadraticEncoding().bind(0, 1, 1, 4)
@@ -212,14 +212,14 @@ def test_needs_a_channel_more_than_dimensions(dim):
 
 @pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, "sharp", True])
 def test_wrong_sharpness_is_named(value):
-    with pytest.raises(ValueError, match=f"sharpness: got {value!r}, needed a positive number"):
+    with pytest.raises(ValueError, match=f"sharpness: got {value!r}"):
         QuadraticEncoding(sharpness=value)
 
 
 def test_sharpness_is_any_real_number_that_single_precision_holds():
     assert bound(sharpness=np.float32(2)).sharpness.tolist() == [2.0] * 3
     assert bound(sharpness=1e30).sharpness.isfinite().all()
-    with pytest.raises(ValueError, match=r"sharpness: got 1e\+300, needed at most 1e\+30"):
+    with pytest.raises(ValueError, match=r"sharpness: got 1e\+300"):
         QuadraticEncoding(sharpness=1e300)
 
 
@@ -230,6 +230,6 @@ def test_binding():
     assert not encoding.bound
     assert not list(encoding.parameters())
     assert (first.plain.encoding.centre != second.plain.encoding.centre).all()
-    with pytest.raises(ValueError, match="encoding: this QuadraticEncoding belongs to a layer already"):
+    with pytest.raises(ValueError, match=r"encoding: .*belongs to a layer"):
         GroupSelfAttention(hidden, hidden, encoding=first.plain.encoding, kernel_size=None)
     assert "QuadraticEncoding(" in repr(first)

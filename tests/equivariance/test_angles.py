@@ -153,7 +153,7 @@ def test_mistakes_are_named():
     ):
         with pytest.raises(error, match=message):
             equivariance_errors(models)
-    with pytest.raises(TypeError, match=r"size: got 9\.5, needed an integer"):
+    with pytest.raises(TypeError, match=r"size: got 9\.5"):
         equivariance_errors(network, size=9.5)
     for images, error, message in (
         (torch.randn(1, 1, 5, 6), ValueError, "square images"),
@@ -175,7 +175,7 @@ def test_mistakes_are_named():
             equivariance_errors({"net": network}, **{"angles": [0], **options})
     space = gspaces.rot2dOnR2(4)
     vectors = nn.FieldType(space, [space.irrep(1)])
-    with pytest.raises(ValueError, match=r"'v' takes .*needed scalar fields over the plane"):
+    with pytest.raises(ValueError, match=r"'v' takes .*needed scalar"):
         equivariance_errors({"v": GroupSelfAttention(vectors, vectors, 1, 3)})
     with pytest.raises(ValueError, match="'flat' gives shape"):
         equivariance_errors({"flat": torch.nn.Flatten(2)}, angles=[0])

@@ -36,13 +36,13 @@ def test_layers_are_found_by_name_and_as_they_are():
     assert find_attention(model) is find_attention(model, "1") is find_attention(model, attention) is attention
     assert find_attention(model, "2") is find_attention(model, model[2]) is model[2].attention
     assert find_layer(model, "0") is model[0]
-    with pytest.raises(ValueError, match=r"'0', needed an attention layer of the model: '1', '2.attention'"):
+    with pytest.raises(ValueError, match=r"needed .*'1', '2.attention'"):
         find_attention(model, "0")
     with pytest.raises(ValueError, match="no attention layer"):
         find_attention(torch.nn.ReLU())
     with pytest.raises(ValueError, match="not a part"):
         find_layer(model, torch.nn.ReLU())
-    with pytest.raises(ValueError, match=r"has no module 'x', needed .* '0', '1', '2', '2.before'"):
+    with pytest.raises(ValueError, match=r"no module 'x', needed .*'2.before'"):
         find_layer(model, "x")
     with pytest.raises(TypeError, match="layer: got float"):
         find_layer(model, 1.0)
@@ -134,7 +134,7 @@ def test_models_are_called_with_what_they_take():
     assert on_fields(network, given)[1] is given
     assert gspace_of(Plain()) == g
     assert gspace_of(torch.nn.ReLU()) is None
-    with pytest.raises(ValueError, match="no module of the ReLU has a gspace"):
+    with pytest.raises(ValueError, match="ReLU has a gspace"):
         on_fields(torch.nn.ReLU(), tensor)
     with pytest.raises(ValueError, match="needed 8 channels"):
         on_fields(model, tensor[:, :3])
@@ -161,7 +161,7 @@ def test_of_dilation_layers_it_is_said_that_they_have_no_maps():
             find_attention(model)
     both = torch.nn.ModuleList([dilation, GroupSelfAttention(fields, fields, 1, 3)])
     for layer in ("0", dilation):
-        with pytest.raises(ValueError, match=r"^layer: .*'1'; of DilationSelfAttention there are no attention maps$"):
+        with pytest.raises(ValueError, match=r"^layer: .*of DilationSelfAttention"):
             find_attention(both, layer)
     with pytest.raises(ValueError, match=r"LiftingSelfAttention\)$"):
         find_attention(torch.nn.ReLU())

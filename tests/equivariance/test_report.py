@@ -75,7 +75,7 @@ def test_a_broken_layer_is_reported_by_name(c4, function):
     assert report.inexact_layers == ("1 (Pointwise)",)
     assert "NOT equivariant" in str(report)
     assert "1 (Pointwise) loses exactness at input size 5×5" in str(report)
-    with pytest.raises(AssertionError, match=r"(?s)SequentialModule is not equivariant\n.*1 \(Pointwise\) loses"):
+    with pytest.raises(AssertionError, match=r"(?s)not equivariant\n.*1 \(Pointwise\) loses"):
         assert_equivariant(network, (2, 4, 5, 5))
 
 
@@ -286,20 +286,20 @@ def test_the_tolerance_decides(c4):
 
 
 def test_wrong_arguments(c4):
-    with pytest.raises(TypeError, match=r"module: got ReLU, needed an escnn.nn.EquivariantModule"):
+    with pytest.raises(TypeError, match=r"module: got ReLU"):
         equivariance_report(torch.nn.ReLU(), (1, 4, 5, 5))
     with pytest.raises(TypeError, match="module"):
         assert_equivariant(torch.nn.ReLU(), (1, 4, 5, 5))
     network = EquivariantClassifier({"relu": nn.ReLU(c4)}, 2)
-    with pytest.raises(TypeError, match=r"module: got EquivariantClassifier \(give its as_fields\(\)\), needed"):
+    with pytest.raises(TypeError, match=r"module: .*its as_fields\(\)"):
         equivariance_report(network, (1, 4, 5, 5))
     for shape in (4, 5, 5), (1, 4, 5), (1, 3, 5, 5), (1, 4, 5, 5, 5):
-        with pytest.raises(ValueError, match=r"input_shape: got .*, needed \(batch, 4, size, size\)"):
+        with pytest.raises(ValueError, match=r"input_shape: got .*batch, 4"):
             equivariance_report(nn.ReLU(c4), shape)
 
 
 def test_a_module_that_changes_shapes_differently_says_so(c4):
-    with pytest.raises(ValueError, match=r"whole module: for .* has shape \(1, 4, 4, 6\).*\(1, 4, 8, 3\)"):
+    with pytest.raises(ValueError, match=r"whole module: .*\(1, 4, 4, 6\)"):
         equivariance_report(Pointwise(c4, lambda x: x.repeat(1, 1, 1, 2)), (1, 4, 3, 4))
 
 

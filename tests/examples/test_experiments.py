@@ -179,7 +179,7 @@ def test_a_network_that_failed_with_one_seed(run, trained, tmp_path, monkeypatch
 
     monkeypatch.setattr("examples.experiments.report.execute", failing)
     other = Run("another", run.base, {f"{NETWORK}.widths": [3]}, "C2")
-    with pytest.raises(SystemExit, match="1 of 4 runs failed:\nanother, seed 1: RuntimeError: out of memory"):
+    with pytest.raises(SystemExit, match=r"1 of 4 .*\nanother, seed 1"):
         execute_all("table", [run, other], tmp_path / "out", seeds=2, accelerator="cpu")
     lines = (tmp_path / "out" / "table.md").read_text(encoding="utf-8").splitlines()
     assert "±" in lines[2]

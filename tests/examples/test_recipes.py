@@ -120,7 +120,7 @@ def test_means_and_errors_of_a_table(tmp_path, monkeypatch):
     monkeypatch.setattr(ablations, "train", None)  # what is finished is not trained again
     _call(*arguments)
     assert (tmp_path / "ablations.md").read_text(encoding="utf-8") == page
-    with pytest.raises(UserError, match=r"--out: .* is of another network or training"):  # nor given for another
+    with pytest.raises(UserError, match=r"--out: .* another network"):  # nor given for another
         _call(*arguments, "--epochs", "2")
 
 

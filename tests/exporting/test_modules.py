@@ -95,7 +95,7 @@ def test_in_eval_mode(export):
 
 def test_modules_that_cannot_be_exported_are_named():
     module = en.BranchingModule(MIXED, ["a", "b"])
-    with pytest.raises(NotImplementedError, match=r"exported: BranchingModule takes or gives several fields"):
+    with pytest.raises(NotImplementedError, match=r"exported: BranchingModule .*several fields"):
         exported(module)
     pytest.importorskip("torch_geometric")
     with pytest.raises(NotImplementedError, match=r"exported: .*PointSelf"):
@@ -233,7 +233,7 @@ def test_what_the_loop_cannot_serve_is_of_pytorch(monkeypatch):
 
 def test_what_cannot_be_compiled(tmp_path, monkeypatch):
     plain, x, file = layer("own queries"), features(2).float(), tmp_path / "n.pt2"
-    with pytest.raises(TypeError, match=r"plain: got GroupSelfAttention, .* its export\(\) gives"):
+    with pytest.raises(TypeError, match=r"plain: got GroupSelfAttention, .*export\(\)"):
         compile_package(ea.GroupSelfAttention(REGULAR, REGULAR, kernel_size=3), (x,), file)
     with pytest.raises(ValueError, match=r"file: .*name that ends"):
         compile_package(plain, (x,), file.with_suffix(".so"))
@@ -241,7 +241,7 @@ def test_what_cannot_be_compiled(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(packaged, "_OLDEST", "2.7")
         patch.setenv("PATH", "")
-        with pytest.raises(RuntimeError, match=r"compile_package: there is no C\+\+ compiler"):
+        with pytest.raises(RuntimeError, match=r"compile_package: .*C\+\+ compiler"):
             compile_package(plain, (x,), file)
     monkeypatch.setattr(packaged, "_OLDEST", "99.0")
     with pytest.raises(RuntimeError, match=r"compile_package: .*99\.0 or later"):

@@ -129,7 +129,7 @@ def test_log_polar_has_gradients_at_every_scale():
 def test_log_polar_at_the_origin():
     x = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
     for query, key in ((x, x[:1]), (x[:1], x)):
-        with pytest.raises(ValueError, match="coords: got a point at the origin"):
+        with pytest.raises(ValueError, match=r"coords: .*at the origin"):
             LogPolar()(query, key)
     # What is only near it is not.
     assert LogPolar()(x[:1] * 1e-40, x[:1]).isfinite().all()
@@ -269,9 +269,9 @@ class TestLiftedMotion:
             LiftedMotion("matrix")
         with pytest.raises(ValueError, match=r"^limit: .*positive length"):
             LiftedMotion(limit=0)
-        with pytest.raises(ValueError, match=r"^relation: LiftedMotion\(\) is for .* of 3 or 7 numbers, got .* 2"):
+        with pytest.raises(ValueError, match=r"^relation: LiftedMotion\(\) .*3 or 7"):
             LiftedMotion().size(2)
-        with pytest.raises(ValueError, match=r"^relation: LiftedMotion\('quaternion'\) is for .* of 7 numbers"):
+        with pytest.raises(ValueError, match=r"^relation: LiftedMotion\('quaternion'\) .*7 numbers"):
             LiftedMotion("quaternion").size(3)
 
 

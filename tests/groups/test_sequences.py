@@ -294,16 +294,16 @@ def test_files_of_causal_attention(name, tmp_path):
 def test_what_is_not_causal():
     plane = gspaces.rot2dOnR2(4)
     image, fields = (FieldType(plane, [plane.regular_repr]), tokens_of())
-    with pytest.raises(ValueError, match=r"causal: got True.*no axis of time.*sequence_space"):
+    with pytest.raises(ValueError, match=r"causal: got True.*sequence_space"):
         GroupSelfAttention(image, image, 1, 3, causal=True)
     with pytest.raises(TypeError, match=r"causal: .*bool|causal: .*True or False"):
         GroupSelfAttention(fields, fields, 1, 3, causal=1, head_fields=2)
     videos = videos_of()
-    with pytest.raises(ValueError, match=r"kernel_size: got 4.*odd number.*along the axes of space"):
+    with pytest.raises(ValueError, match=r"kernel_size: got 4.*axes of space"):
         GroupSelfAttention(videos, videos, 1, 4, causal=True, head_fields=2)
     with pytest.raises(ValueError, match=r"kernel_size: got 4.*odd"):
         GroupSelfAttention(fields, fields, 1, 4, head_fields=2)
-    with pytest.raises(ValueError, match=r"backend: 'dense' cannot.*later times"):
+    with pytest.raises(ValueError, match=r"backend: 'dense' .*later times"):
         GroupSelfAttention(fields, fields, 1, None, causal=True, head_fields=2, backend="dense")(
             random_field(fields, 3, dtype=torch.float32)
         )

@@ -32,7 +32,7 @@ def test_the_group_law():
     assert inside.sum() == 12
     # Those that are left out are no elements.
     for matrix in octahedral[~inside]:
-        with pytest.raises(ValueError, match="is not an element of Tetrahedral"):
+        with pytest.raises(ValueError, match="element of Tetrahedral"):
             group.element(matrix, "MAT")
 
 
@@ -49,7 +49,7 @@ def test_representations():
         np.testing.assert_allclose(standard[i], g.to("MAT"), atol=1e-12)
         moved = [group.elements.index(g @ h) for h in group.elements]
         np.testing.assert_array_equal(np.round(group.regular_representation(g)).argmax(0), moved)
-    with pytest.raises(ValueError, match="irreps of the tetrahedral group are 0, 1 and 2"):
+    with pytest.raises(ValueError, match=r"irreps of .*0, 1 and 2"):
         group.irrep(3)
 
 
@@ -109,7 +109,7 @@ def test_layers_take_it(dim):
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match=r"^dim: got 4, needed one of 2, 3"):
+    with pytest.raises(ValueError, match=r"^dim: got 4"):
         MotionSpace(4)
     space = MotionSpace(3)
     with pytest.raises(NotImplementedError, match="no subgroups"):

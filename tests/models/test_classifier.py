@@ -63,21 +63,21 @@ def test_a_network_without_symmetry_is_found_out():
 def test_fields_without_poses_are_refused():
     gspace = gspaces.rot2dOnR2(4)
     vectors = FieldType(gspace, [gspace.irrep(1)])
-    with pytest.raises(ValueError, match="stages: the maximum over poses needs regular fields only, got also irrep_1"):
+    with pytest.raises(ValueError, match=r"stages: .*regular .*got also irrep_1"):
         EquivariantClassifier({"map": PoseLinear(spaces.regular(gspace, 1), vectors)}, 2)
 
 
 def test_other_inputs_are_refused():
     network = EquivariantClassifier(stages(gspaces.rot2dOnR2(4)), 2)
     other = spaces.random_field(spaces.scalars(gspaces.rot2dOnR2(2), 1), 5, 5)
-    with pytest.raises(ValueError, match="input: EquivariantClassifier got a tensor on the gspace"):
+    with pytest.raises(ValueError, match=r"input: .*on the gspace"):
         network(other)
-    with pytest.raises(TypeError, match="input: EquivariantClassifier got a tensor of float64, but its parameters are"):
+    with pytest.raises(TypeError, match=r"input: .*float64, but its parameters"):
         network(torch.randn(1, 1, 5, 5, dtype=torch.float64))
-    with pytest.raises(TypeError, match=r"got a tensor of uint8, but .* convert the tensor with .to\(torch.float32\)$"):
+    with pytest.raises(TypeError, match=r"got .*uint8, .*to\(torch.float32\)$"):
         network(torch.zeros(1, 1, 5, 5, dtype=torch.uint8))
     for shape in ((1, 2, 5, 5), (1, 5, 5)):
-        with pytest.raises(ValueError, match=r"input: EquivariantClassifier got .* needed \(batch, 1, size, size\)"):
+        with pytest.raises(ValueError, match=r"input: .*needed \(batch, 1"):
             network(torch.randn(shape))
 
 
@@ -102,9 +102,7 @@ def test_makes_a_mean_of_the_maximum_over_the_poses():
 
 def test_other_fields_are_refused():
     gspace = gspaces.rot2dOnR2(4)
-    with pytest.raises(
-        ValueError, match="in_type: the mean over the poses needs regular fields only, got also irrep_1"
-    ):
+    with pytest.raises(ValueError, match=r"in_type: .*regular .*got also irrep_1"):
         PoseMean(FieldType(gspace, [gspace.irrep(1)]))
     with pytest.raises(TypeError, match="in_type: got int"):
         PoseMean(4)

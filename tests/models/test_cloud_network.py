@@ -74,13 +74,13 @@ def test_bad_batches(wrong, network, cloud):
 def test_bad_masks_and_measures(network, cloud):
     x, coords = cloud
     for called in (network, network.export()):
-        with pytest.raises(TypeError, match=r"mask: got torch.int64, needed a tensor of torch.bool"):
+        with pytest.raises(TypeError, match=r"mask: got torch.int64"):
             called(x, coords, mask=torch.ones(9, dtype=torch.long))
-        with pytest.raises(ValueError, match=r"mask: got shape \(8,\), needed \(9,\)"):
+        with pytest.raises(ValueError, match=r"mask: got shape \(8,\)"):
             called(x, coords, batch=BATCH, mask=torch.ones(8, dtype=torch.bool))
     with pytest.raises(ValueError, match="measure: got shape"):
         network(x, coords, measure=torch.ones(8, dtype=torch.float64))
-    with pytest.raises(ValueError, match="coords: got numbers that are not finite"):
+    with pytest.raises(ValueError, match=r"coords: .*not finite"):
         network(x, coords * torch.inf)
 
 
@@ -97,7 +97,7 @@ def test_bad_coords(network, cloud):
     ):
         with pytest.raises(error, match=message):
             network(x, wrong)
-    with pytest.raises(ValueError, match=r"input: got shape \(9, 3\), needed \(points, 2\)"):
+    with pytest.raises(ValueError, match=r"input: .*needed \(points, 2\)"):
         network(torch.cat([x, x[:, :1]], dim=1), coords)
     plain = network.export()
     for features, wrong in ((x, coords[:8]), (x[:8], coords), (x, coords[0])):
@@ -107,7 +107,7 @@ def test_bad_coords(network, cloud):
 
 def test_clouds_without_points(network, cloud):
     x, coords = cloud
-    with pytest.raises(ValueError, match="batch: cloud 1 has no points"):
+    with pytest.raises(ValueError, match="batch: cloud 1"):
         network(x, coords, batch=BATCH, mask=BATCH != 1)
-    with pytest.raises(ValueError, match="batch: cloud 0 has no points"):
+    with pytest.raises(ValueError, match="batch: cloud 0"):
         network(x[:0], coords[:0])

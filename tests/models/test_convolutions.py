@@ -64,9 +64,7 @@ def test_attended(attention, in_front, channel, spatial):
 
 def test_an_unknown_attention_is_refused():
     check_attention(None)
-    with pytest.raises(
-        ValueError, match="attention: got 'all', needed None or one of 'full', 'channel', 'spatial', 'f"
-    ):
+    with pytest.raises(ValueError, match="attention: got 'all'"):
         check_attention("all")
     with pytest.raises(ValueError, match="attention: got 'all'"):
         attended(FIELDS, FIELDS, 3, "all")
@@ -91,17 +89,17 @@ def test_sequence_numbers_names_that_come_again():
 def test_drop():
     assert drop(FIELDS, 0.0) == {}
     assert drop(FIELDS, 0.25)["dropout"].p == 0.25
-    with pytest.raises(ValueError, match=r"input_dropout: got -0\.1, needed a probability"):
+    with pytest.raises(ValueError, match=r"input_dropout: got -0\.1"):
         drop(FIELDS, -0.1, "input_dropout")
 
 
 def test_image_type():
     assert image_type(P4, 3) == spaces.scalars(P4, 3)
-    with pytest.raises(TypeError, match="gspace: got str, needed a gspace of escnn, for example"):
+    with pytest.raises(TypeError, match="gspace: got str"):
         image_type("p4", 3)
-    with pytest.raises(ValueError, match="gspace: the network needs a grid of 2 or 3 dimensions, got C4"):
+    with pytest.raises(ValueError, match=r"gspace: .*grid of .*got C4"):
         image_type(gspaces.no_base_space(cyclic_group(4)), 3)
-    with pytest.raises(ValueError, match="in_channels: got 0, needed at least 1"):
+    with pytest.raises(ValueError, match="in_channels: got 0"):
         image_type(P4, 0)
 
 
@@ -109,7 +107,7 @@ def test_image_type():
 def test_networks_name_a_wrong_gspace(network):
     with pytest.raises(TypeError, match="gspace: got str"):
         network("p4", 3, 10)
-    with pytest.raises(NotImplementedError, match=r"gspace: the network needs a finite fiber group, got SO\(2\)"):
+    with pytest.raises(NotImplementedError, match=r"gspace: .*finite .*got SO\(2\)"):
         network(gspaces.rot2dOnR2(-1), 3, 10, width=(1, 1, 1) if network is ResNet44 else 1)
 
 
@@ -118,7 +116,7 @@ def test_width_for():
     assert width_for(gspaces.flipRot2dOnR2(4), None, 26) == 9
     assert width_for(P4, 7, 20) == 7
     assert width_for(gspaces.octaOnR3(), None, 2) == 1
-    with pytest.raises(ValueError, match="width: got 0, needed at least 1"):
+    with pytest.raises(ValueError, match="width: got 0"):
         width_for(P4, 0, 20)
 
 
@@ -212,15 +210,15 @@ def test_all_convolutions_attend():
 
 def test_mistakes():
     fields = spaces.regular(P4, 2)
-    with pytest.raises(ValueError, match="in_type: a residual block needs regular fields only, got also irrep_0"):
+    with pytest.raises(ValueError, match=r"in_type: .*regular .*got also irrep_0"):
         ResidualBlock(spaces.scalars(P4, 2), fields)
-    with pytest.raises(ValueError, match="out_type: a residual block needs regular fields only, got also irrep_1"):
+    with pytest.raises(ValueError, match=r"out_type: .*regular .*got also irrep_1"):
         ResidualBlock(fields, FieldType(P4, [P4.irrep(1)]))
     with pytest.raises(ValueError, match="out_type: its gspace"):
         ResidualBlock(fields, spaces.regular(gspaces.rot2dOnR2(2), 2))
-    with pytest.raises(ValueError, match="kernel_size: got 4, needed an odd width"):
+    with pytest.raises(ValueError, match="kernel_size: got 4"):
         ResidualBlock(fields, fields, 4)
-    with pytest.raises(ValueError, match="hidden: got 0, needed at least 1"):
+    with pytest.raises(ValueError, match="hidden: got 0"):
         ResidualBlock(fields, fields, attention="features", hidden=0)
     with pytest.raises(ValueError, match="attention: got 'x'"):
         ResidualBlock(fields, fields, attention="x")
@@ -276,13 +274,13 @@ def test_options_reach_the_attention():
 
 def test_mistakes_of_dense():
     fields = spaces.regular(P4, 2)
-    with pytest.raises(ValueError, match="in_type: a dense block needs regular fields only, got also irrep_0"):
+    with pytest.raises(ValueError, match=r"in_type: .*regular .*got also irrep_0"):
         DenseBlock(spaces.scalars(P4, 2), 2)
-    with pytest.raises(ValueError, match="growth: got 0, needed at least 1"):
+    with pytest.raises(ValueError, match="growth: got 0"):
         DenseBlock(fields, 0)
-    with pytest.raises(ValueError, match="kernel_size: got 2, needed an odd width"):
+    with pytest.raises(ValueError, match="kernel_size: got 2"):
         DenseBlock(fields, 1, 2)
-    with pytest.raises(ValueError, match="is smaller than the kernel"):
+    with pytest.raises(ValueError, match="smaller than the kernel"):
         DenseBlock(fields, 1)(spaces.random_field(fields, 2, 2, dtype=torch.float32))
     with pytest.raises(TypeError, match="input: DenseBlock got Tensor"):
         DenseBlock(fields, 1)(torch.zeros(1, 8, 5, 5))

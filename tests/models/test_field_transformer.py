@@ -76,9 +76,9 @@ def test_exports_and_masks(condition):
 def test_bad_arguments():
     with pytest.raises(NotImplementedError, match=r"in_type: .*continuous"):
         head(spaces.scalars(gspaces.rot2dOnR2(-1), 2), spaces.scalars(gspaces.rot2dOnR2(-1), 2))
-    with pytest.raises(TypeError, match="crop: block has no such option"):
+    with pytest.raises(TypeError, match=r"crop: .*no such option"):
         head(block={"crop": 1})
     with pytest.raises(ValueError, match="condition: FieldTransformer got None"):
         head()(spaces.random_field(ACTION, 5))
-    with pytest.raises(ValueError, match="condition: FieldTransformer got one and has none"):
+    with pytest.raises(ValueError, match=r"condition: FieldTransformer .*has none"):
         head(condition=None)(spaces.random_field(ACTION, 5), torch.randn(2, N).double())

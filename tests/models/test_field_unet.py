@@ -90,7 +90,7 @@ def test_on_a_torus_it_commutes_with_rolls_and_turns(antialiased):
     assert error(network_on(gspaces.rot2dOnR2(4), **options), 2) > 1e-4
     with_convolutions = network_on(gspaces.rot2dOnR2(4), padding_mode="circular", antialiased=antialiased)
     assert error(with_convolutions, 2) < 1e-10
-    with pytest.raises(ValueError, match="input: a torus of 8×9"):
+    with pytest.raises(ValueError, match=r"input: .*torus of 8×9"):
         network(torch.randn(1, 3, 8, 9).double())
 
 
@@ -152,7 +152,7 @@ def test_what_does_not_fit():
     ):
         with pytest.raises(error, match=message):
             FieldUNet(space, *arguments, **{**SMALL, **options})
-    with pytest.raises(ValueError, match="input: a grid of 1×8"):
+    with pytest.raises(ValueError, match=r"input: .*of 1×8"):
         network_on(space)(torch.randn(1, 3, 1, 8).double())
     with pytest.raises(NotImplementedError):
         FieldUNet(gspaces.rot2dOnR2(-1), 1, 1)

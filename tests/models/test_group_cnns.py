@@ -263,14 +263,14 @@ def test_trains():
 def test_mistakes(options, message):
     with pytest.raises(ValueError, match=message):
         GroupCNN(P4, 1, 10, **options)
-    with pytest.raises(TypeError, match=r"in_channels: got 1\.0, needed an integer"):
+    with pytest.raises(TypeError, match=r"in_channels: got 1\.0"):
         GroupCNN(P4, 1.0, 10)
-    with pytest.raises(TypeError, match="convolutions: got 3, needed a list or a tuple, in front of the pooling"):
+    with pytest.raises(TypeError, match="convolutions: got 3"):
         GroupCNN(P4, 1, 10, convolutions=3)
 
 
 def test_images_that_are_too_small_are_refused():
-    with pytest.raises(ValueError, match="a grid of 2×2 with padding 0 is smaller than the kernel"):
+    with pytest.raises(ValueError, match=r"2×2 .*smaller than the kernel"):
         GroupCNN.rotmnist(P4)(torch.randn(1, 1, 20, 20))
 
 
@@ -368,15 +368,15 @@ def test_layers_are_as_published_of_all_cnn_c():
 
 
 def test_mistakes_of_all_cnn_c():
-    with pytest.raises(ValueError, match="input_dropout: got 1, needed a probability"):
+    with pytest.raises(ValueError, match="input_dropout: got 1"):
         AllCNNC(P4, 3, 10, input_dropout=1)
-    with pytest.raises(ValueError, match=r"dropout: got 2\.0, needed a probability"):
+    with pytest.raises(ValueError, match=r"dropout: got 2\.0"):
         AllCNNC(P4, 3, 10, width=1, dropout=2.0)
-    with pytest.raises(ValueError, match="width: got -1, needed at least 1"):
+    with pytest.raises(ValueError, match="width: got -1"):
         AllCNNC(P4, 3, 10, width=-1)
-    with pytest.raises(ValueError, match="attention: got 'x', needed None"):
+    with pytest.raises(ValueError, match="attention: got 'x'"):
         AllCNNC(P4, 3, 10, attention="x")
-    with pytest.raises(ValueError, match="a grid of 1×1 cannot be halved"):
+    with pytest.raises(ValueError, match="1×1 cannot be halved"):
         AllCNNC(P4, 3, 10, width=1)(torch.randn(1, 3, 3, 3))
 
 
@@ -460,17 +460,17 @@ def test_a_broken_kernel_is_found_out_of_resnet44():
 def test_widths_and_mistakes():
     network = ResNet44(P4, 3, 10, blocks=1)
     assert [len(network.stages[f"residual_{i}_1"].out_type) for i in (1, 2, 3)] == [16, 32, 64]
-    with pytest.raises(ValueError, match="width: got 2 values, needed 3, one for each stage"):
+    with pytest.raises(ValueError, match="width: got 2 values"):
         ResNet44(P4, 3, 10, width=(16, 32))
-    with pytest.raises(TypeError, match="width: got 16, needed a list or a tuple, one for each stage"):
+    with pytest.raises(TypeError, match="width: got 16"):
         ResNet44(P4, 3, 10, width=16)
-    with pytest.raises(ValueError, match="hidden: got 3, but attention=None has no channel attention; leave it at 2"):
+    with pytest.raises(ValueError, match=r"hidden: got 3, .*channel attention"):
         ResNet44(P4, 3, 10, hidden=3)
-    with pytest.raises(ValueError, match="blocks: got 0, needed at least 1"):
+    with pytest.raises(ValueError, match="blocks: got 0"):
         ResNet44(P4, 3, 10, blocks=0)
-    with pytest.raises(ValueError, match="hidden: got 0, needed at least 1"):
+    with pytest.raises(ValueError, match="hidden: got 0"):
         ResNet44(P4, 3, 10, hidden=0)
-    with pytest.raises(ValueError, match="attention: got 'x', needed None"):
+    with pytest.raises(ValueError, match="attention: got 'x'"):
         ResNet44(P4, 3, 10, attention="x")
 
 
@@ -577,13 +577,13 @@ def test_the_logits_are_means_of_dense_net():
 
 
 def test_mistakes_of_dense_net():
-    with pytest.raises(ValueError, match="blocks: got 0, needed at least 1"):
+    with pytest.raises(ValueError, match="blocks: got 0"):
         GroupDenseNet(P4, 3, 2, blocks=0)
-    with pytest.raises(ValueError, match="width: got 0, needed at least 1"):
+    with pytest.raises(ValueError, match="width: got 0"):
         GroupDenseNet(P4, 3, 2, width=0)
-    with pytest.raises(ValueError, match="hidden: got 0, needed at least 1"):
+    with pytest.raises(ValueError, match="hidden: got 0"):
         GroupDenseNet(P4, 3, 2, hidden=0)
-    with pytest.raises(ValueError, match="attention: got 'x', needed None"):
+    with pytest.raises(ValueError, match="attention: got 'x'"):
         GroupDenseNet(P4, 3, 2, attention="x")
-    with pytest.raises(ValueError, match="is smaller than the kernel"):
+    with pytest.raises(ValueError, match="smaller than the kernel"):
         GroupDenseNet(P4, 3, 2, width=1)(torch.randn(1, 3, 64, 64))

@@ -201,14 +201,14 @@ def test_arguments_of_another_type(options, message):
 
 
 def test_other_symmetries_are_refused():
-    with pytest.raises(TypeError, match="gspace: got NoneType, needed a gspace of escnn"):
+    with pytest.raises(TypeError, match="gspace: got NoneType"):
         tiny(None)
-    with pytest.raises(NotImplementedError, match=r"gspace: the network needs a finite fiber group, got SO\(2\)"):
+    with pytest.raises(NotImplementedError, match=r"gspace: .*finite .*got SO\(2\)"):
         tiny(gspaces.rot2dOnR2(-1))
 
 
 def test_images_that_are_too_small_are_refused():
-    with pytest.raises(ValueError, match="a margin of 1 leaves nothing of a grid of 1×1"):
+    with pytest.raises(ValueError, match="margin of 1"):
         GSANet.rotmnist(gspaces.rot2dOnR2(4))(torch.randn(1, 1, 14, 14))
 
 
@@ -218,7 +218,7 @@ def test_each_relative_pose_has_heads_of_its_own():
     assert [block.num_heads for block in blocks] == [8, 8]
     assert {block.plain.query for block in blocks} == {"own"}
     assert equivariance_report(network.as_fields(), (1, 1, 9, 9), layers=False).relative_error < 1e-11
-    with pytest.raises(ValueError, match=r"^query: got 'none', needed one of 'own', 'all', 'each'"):
+    with pytest.raises(ValueError, match=r"^query: got 'none'"):
         tiny(gspaces.rot2dOnR2(4), query="none")
 
 

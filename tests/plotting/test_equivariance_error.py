@@ -88,19 +88,19 @@ def test_as_many_models_as_colours():
 )  # fmt: skip
 def test_what_was_measured_is_not_measured_again(option):
     (name,) = option
-    with pytest.raises(ValueError, match=f"{name}: got a value with errors that were measured before"):
+    with pytest.raises(ValueError, match=f"{name}: .*measured before"):
         plot_equivariance_error(measured(), **option)
     assert name in inspect.signature(equivariance_errors).parameters
 
 
 def test_mistakes_are_named():
     for errors, interpolation in ((measured(0), False), (measured(angles=()), True)):
-        with pytest.raises(ValueError, match="models: got no errors to draw"):
+        with pytest.raises(ValueError, match="models: got no errors"):
             plot_equivariance_error(errors, interpolation=interpolation)
     assert len(plot_equivariance_error(measured(0)).axes[0].lines) == 1
     with pytest.raises(ValueError, match="models: got none"):
         plot_equivariance_error({})
-    with pytest.raises(TypeError, match=r"models: .*torch.nn.Module or a mapping"):
+    with pytest.raises(TypeError, match=r"models: .*or a mapping"):
         plot_equivariance_error([system()[1]])
     with pytest.raises(TypeError, match="models: got FieldType"):
         plot_equivariance_error({"type": nn.FieldType(gspaces.rot2dOnR2(4), [gspaces.rot2dOnR2(4).trivial_repr])})

@@ -86,21 +86,21 @@ def test_exported_networks_are_refused():
     network = EquivariantClassifier({"0": lifting, "1": attention}, 3)
     exported = network.export()
     for given in (x, x.tensor):
-        with pytest.raises(ValueError, match=r"model: the Classifier was exported, .* needed the network"):
+        with pytest.raises(ValueError, match=r"model: .*exported, .*needed the network"):
             plot_feature_maps(given, exported)
     # What others have made of plain modules is told in its own way.
-    with pytest.raises(ValueError, match="no module of the Flatten has a gspace"):
+    with pytest.raises(ValueError, match="Flatten has a gspace"):
         plot_feature_maps(x.tensor, torch.nn.Flatten())
 
 
 def test_mistakes_are_named():
     x, lifting, attention = system()
     sequence = nn.SequentialModule(lifting, attention)
-    with pytest.raises(TypeError, match="x: got Tensor, needed a GeometricTensor"):
+    with pytest.raises(TypeError, match="x: got Tensor"):
         plot_feature_maps(x.tensor, {})
     with pytest.raises(ValueError, match="stages: got none"):
         plot_feature_maps(x, {})
-    with pytest.raises(TypeError, match="stages: got int for 'one', needed a function"):
+    with pytest.raises(TypeError, match="stages: got int"):
         plot_feature_maps(x, {"one": 1})
     for options, error, message in (
         ({"fields": {"nonsense": 3}}, ValueError, "fields: got 'nonsense', needed names of stages: '0', '1'"),
@@ -115,9 +115,9 @@ def test_mistakes_are_named():
         plot_feature_maps(x, [lifting])
     with pytest.raises(ValueError, match="one planar image"):
         plot_feature_maps(x.type(torch.randn(2, 1, 6, 6)), {})
-    with pytest.raises(ValueError, match="'pooled' must give regular fields"):
+    with pytest.raises(ValueError, match=r"'pooled' .*regular fields"):
         plot_feature_maps(x, {"pooled": nn.SequentialModule(lifting, nn.GroupPooling(lifting.out_type))})
-    with pytest.raises(ValueError, match="layers: these are modules of a model"):
+    with pytest.raises(ValueError, match=r"layers: .*modules of a"):
         plot_feature_maps(x, {"lifting": lifting}, "0")
     with pytest.raises(ValueError, match="has no module '5'"):
         plot_feature_maps(x, sequence, ["5"])
@@ -125,7 +125,7 @@ def test_mistakes_are_named():
         plot_feature_maps(x, sequence, [])
     with pytest.raises(ValueError, match="elements: got none"):
         plot_feature_maps(x, sequence, elements=[])
-    with pytest.raises(ValueError, match="field of 'lifting': got 2, needed a number from 0 to 1"):
+    with pytest.raises(ValueError, match="'lifting': got 2"):
         plot_feature_maps(x, {"lifting": lifting}, fields={"lifting": 2})
     with pytest.raises(ValueError, match="gives regular fields"):
         plot_feature_maps(x, nn.IdentityModule(x.type))
@@ -215,22 +215,22 @@ def test_animations_of_exported_networks_are_refused():
     x, lifting, attention = system()
     exported = EquivariantClassifier({"0": lifting, "1": attention}, 3).export()
     for given in (x, x.tensor):
-        with pytest.raises(ValueError, match=r"model: the Classifier was exported, .* needed the network"):
+        with pytest.raises(ValueError, match=r"model: .*exported, .*needed the network"):
             animate_feature_maps(given, exported)
 
 
 def test_mistakes_in_animations_are_named():
     x, lifting, attention = system()
     sequence = nn.SequentialModule(lifting, attention)
-    with pytest.raises(ValueError, match="field of '0': got 9"):
+    with pytest.raises(ValueError, match="'0': got 9"):
         animate_feature_maps(x, sequence, field=9)
     with pytest.raises(ValueError, match="angles"):
         animate_feature_maps(x, sequence, angles=[])
     with pytest.raises(ValueError, match="angles"):
         animate_feature_maps(x, sequence, angles=[float("nan")])
-    with pytest.raises(ValueError, match="square image of scalar fields"):
+    with pytest.raises(ValueError, match="image of scalar fields"):
         animate_feature_maps(x.type(torch.randn(1, 1, 6, 7)), sequence)
-    with pytest.raises(ValueError, match="square image of scalar fields"):
+    with pytest.raises(ValueError, match="image of scalar fields"):
         animate_feature_maps(lifting(x), attention)
     with pytest.raises(TypeError, match="stages: got function"):
         animate_feature_maps(x, lambda x: x)

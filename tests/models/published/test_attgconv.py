@@ -401,7 +401,7 @@ def test_a_tensor_of_another_shape_is_named(kind):
     tensors = rotated_mnist(kind)
     for name, tensor in tensors.items():
         if name.split(".")[0] in ("c2", "c5", "bn3") and not name.endswith("num_batches_tracked"):
-            with pytest.raises(ValueError, match=rf"^{name}: got a tensor of shape \({len(tensor) + 1},.*needed \("):
+            with pytest.raises(ValueError, match=rf"^{name}: .*shape \({len(tensor) + 1},"):
                 loaded(tensors | {name: torch.cat([tensor, tensor[:1]])})
 
 
@@ -431,28 +431,28 @@ def test_mistakes(change, message):
 
 
 def test_other_mistakes():
-    with pytest.raises(TypeError, match="tensors: got list, needed a dictionary"):
+    with pytest.raises(TypeError, match="tensors: got list"):
         loaded([torch.ones(1)])
-    with pytest.raises(TypeError, match=r"c3.weight: got list, needed a torch tensor or a numpy array"):
+    with pytest.raises(TypeError, match=r"c3.weight: got list"):
         loaded(changed(rotated_mnist(), c3__weight=[1.0]))
     for kind in (object, "U1", complex):
-        with pytest.raises(TypeError, match=r"^c3.weight: got an array of .*, needed real numbers"):
+        with pytest.raises(TypeError, match=r"^c3.weight: .*needed real numbers"):
             loaded(changed(rotated_mnist(), c3__weight=np.ones(1).astype(kind)))
     for tensor in (torch.ones(1, device="meta"), torch.ones(1).to_sparse(), torch.ones(1) + 0j):
-        with pytest.raises(TypeError, match=r"^c3.weight: got a tensor .*, needed a dense one of real numbers"):
+        with pytest.raises(TypeError, match=r"^c3.weight: .*needed a dense"):
             loaded(changed(rotated_mnist(), c3__weight=tensor))
     even = {n: t[..., :6, :6] if "spatial" in n else t for n, t in rotated_mnist("features").items()}
-    with pytest.raises(ValueError, match=r"^c2.spatial_attention.weight: got a kernel of width 6, needed an odd one"):
+    with pytest.raises(ValueError, match=r"^c2.spatial_attention.weight: got a kernel"):
         loaded(even)
-    with pytest.raises(ValueError, match=r"^c7.weight: missing; got 0 tensors: none"):
+    with pytest.raises(ValueError, match=r"^c7.weight: missing"):
         loaded({})
-    with pytest.raises(ValueError, match=r"^c2.weight: got .* with 6 poses \(axis 2\), needed 4 \(p4\), 8 \(p4m\)"):
+    with pytest.raises(ValueError, match=r"^c2.weight: got .*6 poses"):
         loaded(rotated_mnist(poses=6))
-    with pytest.raises(ValueError, match=r"^c2.channel_attention.weight_fc1: got 4 hidden fields for 6, needed 6 div"):
+    with pytest.raises(ValueError, match=r"^c2.channel_attention.weight_fc1: got 4 hidden"):
         loaded(rotated_mnist("features", width=6, hidden=4))
-    with pytest.raises(ValueError, match=r"^c2: its tensors are those of attention 'full', .* not published on p4m"):
+    with pytest.raises(ValueError, match=r"^c2: .*'full', .* p4m"):
         loaded(rotated_mnist("full", poses=8))
-    with pytest.raises(ValueError, match=r"^c2: its tensors are those of attention 'spatial', .* not published on p4"):
+    with pytest.raises(ValueError, match=r"^c2: .*'spatial', .* p4"):
         loaded(all_cnn_c("spatial", 4))
 
 

@@ -224,7 +224,7 @@ def test_eighth_turns_of_a_global_network():
 def test_group_layers_of_gsa_nets_agree_at_the_identity():
     structure = ((1,), (1,), (False,), False, 2, 8, 3)
     tensors, x = network(4, "g_selfatt", structure), torch.randn(1, 2, 5, 5)
-    with pytest.warns(UserWarning, match=r"g_selfatt: the published network does not commute .* at the pose of the id"):
+    with pytest.warns(UserWarning, match=r"g_selfatt: .*does not commute"):
         ours = from_published(tensors, "g_selfatt", crops=(0,))
     maps = {name: y.tensor.unflatten(1, (-1, 4)) for name, y in ours.feature_maps(x).items()}
     theirs = lifted(tensors, x)
@@ -277,7 +277,7 @@ def test_groups_are_told_by_what_their_poses_see():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             assert from_published(of(seen), "gevit", crops=(0, 0)).gspace == gspace
-    with pytest.raises(ValueError, match=r"^lifting_self_attention.row_indices: the 4 maps .* of no group"):
+    with pytest.raises(ValueError, match=r"row_indices: the 4 maps"):
         from_published(of(matrices(5)[:4]), "gevit", crops=(0, 0))
 
 
@@ -309,7 +309,7 @@ def test_bad_state_dicts():
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
             load(change, crops=(0, 0))
-    with pytest.raises(ValueError, match=r"^crops: the published networks have none with \(1, 1\) blocks"):
+    with pytest.raises(ValueError, match=r"^crops: .*none with \(1, 1\)"):
         load({})
     with pytest.raises(ValueError, match=r"^crops: got 1 values"):
         load({}, crops=(0,))

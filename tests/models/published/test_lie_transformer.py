@@ -343,7 +343,7 @@ def test_bad_state_dicts():
     for name in ("net.2.ema.kernel.feature_kernel.fc_q.weight", "net.1.mlp.LinNormAct_2.linear.module.bias"):
         with pytest.raises(ValueError, match=rf"^{name}: .*of shape"):
             load({name: torch.cat([tensors[name]] * 2)})
-    with pytest.raises(ValueError, match=r"^net.4.9.weight: not a tensor of this network"):
+    with pytest.raises(ValueError, match=r"^net.4.9.weight: not a tensor"):
         load({"net.4.9.weight": torch.ones(2)})
     first = "net.1.ema.kernel.location_kernel.LinNormAct_1.linear.module.weight"
     with pytest.raises(ValueError, match=rf"^{first}: .*\(2, 3, 4\)"):
@@ -367,7 +367,7 @@ def test_bad_state_dicts():
         load({}, lie_algebra_nonlinearity="relu")
     with pytest.raises(ValueError, match=r"^lie_algebra_nonlinearity: .*has no rotations"):
         load({}, lie_algebra_nonlinearity="tanh")
-    with pytest.raises(ValueError, match=r"^positive_quaternions: got True, but no quaternions"):
+    with pytest.raises(ValueError, match=r"^positive_quaternions: got True"):
         load({}, positive_quaternions=True)
     with pytest.raises(ValueError, match=r"^net.0.module.weight: makes 5 channels"):
         load({"net.0.module.weight": torch.ones(5, INS)})

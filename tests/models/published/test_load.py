@@ -12,11 +12,11 @@ def test_attentive_convolutions_are_loaded():
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match=r"^kind: got 'resnet', needed one of 'att_gconvs', 'g_selfatt', 'gevit'"):
+    with pytest.raises(ValueError, match=r"^kind: got 'resnet'"):
         from_published({}, kind="resnet")
-    with pytest.raises(TypeError, match=r"^crops: kind 'att_gconvs' has no such option"):
+    with pytest.raises(TypeError, match=r"^crops: .*no such option"):
         from_published(rotated_mnist(), kind="att_gconvs", crops=(1,))
     with pytest.raises(TypeError, match=r"^tensors: got list"):
         from_published([torch.ones(1)], kind="gevit")
-    with pytest.raises(ValueError, match=r"^lifting_self_attention.row_indices: missing; got .* tensors: c1.weight"):
+    with pytest.raises(ValueError, match=r"row_indices: missing; got .*c1.weight"):
         from_published(rotated_mnist(), kind="g_selfatt")

@@ -264,9 +264,7 @@ def test_bad_state_dicts():
     for name in ("blocks.0.norm1.scaling.beta", "blocks.1.mlp.fc2.weight", "norm.bias", "pos_embed.3"):
         with pytest.raises(ValueError, match=rf"^{name}: .*of shape"):
             load({name: torch.cat([tensors[name]] * 2)})
-    with pytest.raises(
-        ValueError, match=r"^register_tokens.0: got registers beside a class token that is not that of D"
-    ):
+    with pytest.raises(ValueError, match=r"^register_tokens.0: got registers"):
         load({"register_tokens.0": torch.ones(1, 2, FIELDS)})
     with pytest.raises(ValueError, match=r"^mask_token.0: missing|^mask_token.1: missing"):
         load({"mask_token.0": torch.ones(1, FIELDS)})
@@ -276,5 +274,5 @@ def test_bad_state_dicts():
             load(of_dino | {n: None for n in tensors if n not in of_dino} | {name: of_dino[name] + 1})
     with pytest.raises(ValueError, match=r"^cls_token.2: .*zeros"):
         load({"cls_token.2": torch.ones(1, 1, FIELDS)})
-    with pytest.raises(ValueError, match=r"^num_heads: got 3, which do not divide the 4 fields of the tensors"):
+    with pytest.raises(ValueError, match=r"^num_heads: got 3"):
         load({}, num_heads=3)

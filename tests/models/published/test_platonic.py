@@ -191,7 +191,7 @@ def test_groups_are_told_by_their_matrices():
         ours = from_published(network(torch.tensor(fibers(gspace).action)), "platonic")
         assert ours.gspace == gspace
     half = torch.diag(torch.tensor([-1.0, -1.0, 1.0]))
-    with pytest.raises(ValueError, match=r"^layers.0.interaction.rope_emb.group_elements: escnn has no group with"):
+    with pytest.raises(ValueError, match=r"rope_emb.group_elements: escnn has no"):
         from_published(network(torch.stack([torch.eye(3), half @ matrices("octahedron")[1]])), "platonic")
 
 
@@ -217,7 +217,7 @@ def test_bad_state_dicts():
     for name in ("layers.0.interaction.q_proj.kernel", "layers.0.norm2.weight", "scalar_readout.0.bias"):
         with pytest.raises(ValueError, match=rf"^{name}: .*of shape"):
             load({name: torch.cat([tensors[name]] * 2)})
-    with pytest.raises(ValueError, match=r"^layers.1.gamma_1: not a tensor of this network"):
+    with pytest.raises(ValueError, match=r"^layers.1.gamma_1: not a tensor"):
         load({"layers.1.gamma_1": torch.ones(WIDTH)})
     with pytest.raises(ValueError, match=r"^attention: .*no layer here"):
         load({}, attention=False)

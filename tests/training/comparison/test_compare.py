@@ -135,7 +135,7 @@ def test_a_killed_run_goes_on_and_gives_the_same(tiny, listener, fork, one_threa
 
 def test_changed_options(tiny, compared):
     compared(tiny)
-    with pytest.raises(UserError, match=r"--epochs \(1 there, 2 now\), --seed \(0 there, 1 now\)"):
+    with pytest.raises(UserError, match=r"--epochs \(1 .*--seed \(0"):
         compare(replace(tiny, epochs=2, seed=1))
     compare(replace(tiny, epochs=2, seed=1, restart=True))
     assert len(epochs_of(tiny.folder / "cnn")) == 2
@@ -177,7 +177,7 @@ def test_damaged_checkpoint(tiny, compared):
     compared(tiny)
     (tiny.folder / "cnn" / "test.json").unlink()
     (tiny.folder / "cnn" / "last.ckpt").write_bytes(b"nonsense")
-    with pytest.raises(UserError, match=r"cannot read the checkpoint .*last\.ckpt"):
+    with pytest.raises(UserError, match=r"cannot read .*last\.ckpt"):
         compare(tiny)
 
 

@@ -33,7 +33,7 @@ def test_the_environment_names_the_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("ESCNN_ATTENTION_DATA", str(tmp_path))
     assert data_folder(None, "x") == tmp_path
     monkeypatch.setenv("ESCNN_ATTENTION_DATA", str(tmp_path / "none"))
-    with pytest.raises(UserError, match=r"none does not exist: give one that holds x\.npz with .*--data-dir.*ESCNN"):
+    with pytest.raises(UserError, match=r"none .*x\.npz .*--data-dir.*ESCNN"):
         data_folder(None, "x.npz")
 
 
@@ -52,7 +52,7 @@ def test_a_cache_that_cannot_be_made(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.delenv("ESCNN_ATTENTION_DATA", raising=False)
-    with pytest.raises(UserError, match=r"cannot make the data folder .*--data-dir"):
+    with pytest.raises(UserError, match=r"cannot make .*--data-dir"):
         data_folder(None, "x")
 
 
@@ -73,7 +73,7 @@ def test_a_file_is_no_folder(tmp_path):
 @pytest.mark.parametrize("error", [OSError, KeyError, EOFError, RecursionError, MemoryError, struct.error])
 def test_damage_names_the_file(tmp_path, error):
     with (
-        pytest.raises(UserError, match=r"cannot read .*file\.bin: .*reason.*move the file away"),
+        pytest.raises(UserError, match=r"cannot read .*file\.bin: .*reason"),
         readable(tmp_path / "file.bin"),
     ):
         raise error("reason")
@@ -132,9 +132,9 @@ def test_labels_come_back_as_int64(tmp_path):
     images = np.zeros((3, 4, 4), np.uint8)
     labels = check_images(tmp_path, "x", images, np.array([0, 9, 1], np.uint8), (4, 4))
     assert (labels.tolist(), labels.dtype) == ([0, 9, 1], np.int64)
-    with pytest.raises(UserError, match="y must lie between 0 and 1"):
+    with pytest.raises(UserError, match=r"y .*between 0 and 1"):
         check_labels(tmp_path, "y", np.array([0, 2]), 2, num_classes=2)
-    with pytest.raises(UserError, match=r"x_images must be uint8 \(N, 4, 5\), found uint8 \(3, 4, 4\)"):
+    with pytest.raises(UserError, match=r"x_images .*uint8 \(N, 4, 5\)"):
         check_images(tmp_path, "x", images, labels, (4, 5))
 
 
@@ -175,7 +175,7 @@ def test_a_failed_transfer_is_repeated(published, server, content, tmp_path, tro
 @pytest.mark.parametrize("trouble", [404, 503, "cut"])
 def test_a_transfer_that_keeps_failing(published, server, tmp_path, trouble):
     server.answers = 3 * [trouble]
-    with pytest.raises(UserError, match=rf"cannot download {published.url}: .*data\.bin.*--data-dir"):
+    with pytest.raises(UserError, match=rf"download {published.url}: .*data\.bin"):
         fetch(published, tmp_path)
     assert names(tmp_path) == []
 
@@ -194,7 +194,7 @@ def test_offline(tmp_path, monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/data.bin"
-        with pytest.raises(UserError, match=rf"cannot download {url}: .*refused.*--data-dir"):
+        with pytest.raises(UserError, match=rf"download {url}: .*refused"):
             fetch(Published("data.bin", url, 32 * "0"), tmp_path)
     assert names(tmp_path) == []
 
@@ -246,7 +246,7 @@ def test_a_file_is_made_from_downloads(published, server, content, tmp_path):
 
 def test_what_was_there_stays(published, server, content, tmp_path):
     (tmp_path / "data.bin").write_bytes(b"")
-    with pytest.raises(UserError, match=r"cannot read .*data\.bin: it is empty"):
+    with pytest.raises(UserError, match=r"data\.bin: it is empty"):
         make_from_downloads(tmp_path / "made.bin", [published], write_reversed)
     (tmp_path / "data.bin").write_bytes(b"ab")
     make_from_downloads(tmp_path / "made.bin", [published], write_reversed, allowed=False)

@@ -66,7 +66,7 @@ def test_a_flipped_bit_of_the_weights_or_of_their_entry_is_refused(path):
 def test_a_part_of_a_checkpoint_is_refused(path, data):
     cut = path.with_name("cut.ckpt")
     cut.write_bytes(path.read_bytes()[: data.draw(st.integers(0, path.stat().st_size - 1))])
-    with pytest.raises(UserError, match=r"cannot read the checkpoint .*cut\.ckpt"):
+    with pytest.raises(UserError, match=r"cannot read .*cut\.ckpt"):
         read_checkpoint(cut)
 
 
@@ -113,19 +113,17 @@ def test_checkpoints_of_other_networks(configuration, fitted, tmp_path):
     call("test", configuration(), tmp_path / "measured", "--ckpt_path", unknown)
     wider = configuration(**SHORT, model__network__init_args__channels=4)
     for command in ("fit", "test"):
-        with pytest.raises(
-            UserError, match=r"--ckpt_path: .*unknown\.ckpt is of another network: (Missing key|size mismatch)"
-        ):
+        with pytest.raises(UserError, match=r"--ckpt_path: .*another network: (Missing|size)"):
             call(command, wider, other, "--ckpt_path", unknown)
-        with pytest.raises(UserError, match=r"--ckpt_path: .*channels \(2 there, 4 now\)\. Choose another checkpoint"):
+        with pytest.raises(UserError, match=r"--ckpt_path: .*channels .*another checkpoint"):
             call(command, wider, other, "--ckpt_path", folder / "last.ckpt")
-        with pytest.raises(UserError, match=r"^(?!--ckpt_path).*channels \(2 there, 4 now\)\. Choose another --folder"):
+        with pytest.raises(UserError, match=r"^(?!--ckpt_path).*channels .*another --folder"):
             call(command, wider, folder)
     torch.save(content["state_dict"], tmp_path / "weights.ckpt")
-    with pytest.raises(UserError, match=r"--ckpt_path: .* is not a checkpoint to test from: no 'state_dict'"):
+    with pytest.raises(UserError, match=r"--ckpt_path: .*no 'state_dict'"):
         call("test", configuration(), other, "--ckpt_path", tmp_path / "weights.ckpt")
     torch.save({name: content[name] for name in ("state_dict", "epoch")}, tmp_path / "weights.ckpt")
-    with pytest.raises(UserError, match="not a checkpoint to fit from: no 'optimizer_states'"):
+    with pytest.raises(UserError, match=r"to fit .*no 'optimizer_states'"):
         call("fit", configuration(), other, "--ckpt_path", tmp_path / "weights.ckpt")
 
 
@@ -138,9 +136,9 @@ def test_checkpoints_run_no_code(configuration, fitted, tmp_path):
     content = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
     torch.save({**content, "evil": Evil()}, tmp_path / "evil.ckpt")
     for command in ("fit", "test"):
-        with pytest.raises(UserError, match=r"cannot read the checkpoint .*evil\.ckpt"):
+        with pytest.raises(UserError, match=r"cannot read .*evil\.ckpt"):
             call(command, configuration(), tmp_path / "other", "--ckpt_path", tmp_path / "evil.ckpt")
-        with pytest.raises(UserError, match="there is no file http:/"):
+        with pytest.raises(UserError, match="no file http:/"):
             call(command, configuration(), tmp_path / "other", "--ckpt_path", "http://127.0.0.1:1/evil.ckpt")
     assert not (tmp_path / "it ran").exists()
 

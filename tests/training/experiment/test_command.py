@@ -157,14 +157,14 @@ def test_where_all_images_train_the_last_epoch_counts(configuration, tmp_path, r
     result = json.loads((folder / "test.json").read_text(encoding="utf-8"))
     assert (result["epoch"], result["checkpoint"]) == (3, "best.ckpt")
     torch.testing.assert_close(weights(folder), weights(folder, "best.ckpt"), rtol=0, atol=0)
-    with pytest.raises(UserError, match="none are left to validate"):
+    with pytest.raises(UserError, match=r"none .*left to validate"):
         call("validate", everything, folder)
     assert not [str(warning.message) for warning in recwarn if "is zero" in str(warning.message)]
 
 
 def test_a_fit_that_fails_leaves_its_folder_usable(configuration, tmp_path):
     folder = tmp_path / "run"
-    with pytest.raises(UserError, match="a margin of 14 leaves nothing of a grid of 28×28"):
+    with pytest.raises(UserError, match="margin of 14"):
         call("fit", configuration(model__network__init_args__crops=[14]), folder)
     call("fit", configuration(**SHORT), folder)
     # The configuration that is kept is one for any folder.
@@ -201,7 +201,7 @@ def test_one_training_at_a_time_in_a_folder(configuration, tmp_path, monkeypatch
     def another(module):
         if not started:
             started.append(None)
-            with pytest.raises(UserError, match=r"another process uses .*run: wait for it, or choose another --folder"):
+            with pytest.raises(UserError, match=r"another process uses .*run"):
                 call("fit", file, folder)
             call("fit", file, tmp_path / "other")
 
@@ -223,7 +223,7 @@ def test_a_training_that_another_process_has_finished_meanwhile(configuration, f
 
     fitted(file, tmp_path / "a copy")
     monkeypatch.setattr("escnn_attention.training.experiment.folder.locked_folder", late)
-    with pytest.raises(UserError, match=r"another process has trained in .*run just now"):
+    with pytest.raises(UserError, match=r"another process has trained"):
         call("fit", file, folder)
 
 
@@ -233,7 +233,7 @@ def test_a_full_disk_is_said_of_its_file(configuration, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(UserError, match=r"run.*: No space left on device"):
+        with pytest.raises(UserError, match=r"run.*: No space left"):
             call("fit", configuration(**SHORT), tmp_path / "run")
     call("fit", configuration(**SHORT), tmp_path / "run")
 
@@ -254,7 +254,7 @@ def test_networks_for_other_images(configuration, tmp_path, changes, message):
 
 def test_networks_that_give_something_else_than_logits(configuration, tmp_path):
     network = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 28, "out_features": 5}}
-    with pytest.raises(UserError, match=r"network: got \(8, 1, 28, 5\) for 8 images, needed .* 10 classes, \(8, 10\)"):
+    with pytest.raises(UserError, match=r"network: .*needed .*\(8, 10\)"):
         call("fit", configuration(model__network=network, model__num_classes=10), tmp_path / "run")
 
 
@@ -360,9 +360,9 @@ def test_what_a_killed_process_left_is_removed(configuration, fitted, tmp_path):
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_a_folder_without_a_configuration(command, tmp_path):
-    with pytest.raises(UserError, match=r"--folder: .*none holds no config.yaml: run 'escnn-attention fit'"):
+    with pytest.raises(UserError, match=r"--folder: .*holds no config.yaml"):
         run_experiment([command, "--folder", str(tmp_path / "none")])
-    with pytest.raises(UserError, match=f"--folder: got none, needed that of the training to {command}"):
+    with pytest.raises(UserError, match=f"--folder: got none, .*{command}"):
         run_experiment([command])
 
 
@@ -374,7 +374,7 @@ def test_a_configuration_is_printed_without_a_folder(capsys):
 
 
 def test_without_a_trained_network(configuration, tmp_path):
-    with pytest.raises(UserError, match="holds no trained network: run 'escnn-attention fit'"):
+    with pytest.raises(UserError, match="holds no trained network"):
         call("test", configuration(), tmp_path / "nothing")
 
 

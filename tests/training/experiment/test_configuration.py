@@ -26,7 +26,7 @@ def test_another_training_is_refused_and_nothing_is_lost(configuration, fitted, 
     folder = tmp_path / "run"
     fitted(configuration(), folder)
     before = (folder / "last.ckpt").read_bytes()
-    with pytest.raises(UserError, match=r"of another configuration: seed_everything \(3 there, 4 now\)\. Choose"):
+    with pytest.raises(UserError, match=r"seed_everything \(3 there, 4"):
         call("fit", configuration(seed_everything=4), folder)
     options = ["--trainer.precision", "bf16-mixed", "--trainer.gradient_clip_val", 0.1]
     options += ["--data.init_args.batch_size", 4, "--model.network.init_args.kernel_size", 5]
@@ -44,7 +44,7 @@ def test_what_may_change(configuration, fitted, tmp_path, data):
     fitted(file, folder)
     call("fit", file, folder, "--trainer.max_epochs", 2)
     assert len(rows(folder)) == 2
-    with pytest.raises(UserError, match=r"got 1, but .*last\.ckpt has finished 2"):
+    with pytest.raises(UserError, match=r"got 1, .*has finished 2"):
         call("fit", file, folder)
     renamed = {"class_path": "escnn_attention.training.data.RotMNIST", "init_args": {"folder": str(data)}}
     other = configuration(data=renamed, model__schedule="constant")  # the same class by its other name
@@ -157,7 +157,7 @@ def test_nulls_are_kept(configuration, tmp_path):
     result = (folder / "test.json").read_bytes()
     run_experiment(["test", "--folder", str(folder)])
     assert (folder / "test.json").read_bytes() == result
-    with pytest.raises(UserError, match=r"kernel_size \(null there, 3 now\)"):
+    with pytest.raises(UserError, match=r"kernel_size \(null there"):
         call("test", configuration(**SHORT), folder)
 
 
@@ -216,5 +216,5 @@ def test_a_recipe_is_trained_with_changes(tmp_path):
 
 
 def test_an_unknown_recipe(tmp_path):
-    with pytest.raises(UserError, match="--recipe: got hybrid, needed one of gsa-net-digits, "):
+    with pytest.raises(UserError, match=r"--recipe: got hybrid, .*gsa-net-digits"):
         run_experiment(["fit", "--recipe", "hybrid", "--folder", str(tmp_path)])

@@ -129,10 +129,10 @@ def test_a_network_by_its_name(tmp_path):
     assert (written.things, written.inputs) == ("images 1×16×16", ("images",))
     assert max(written.error, written.report.relative_error) < 1e-4
     from_pretrained("hybrid-digits").save_pretrained(tmp_path / "mine")
-    with pytest.raises(UserError, match=r"--size: .*mine does not say how large its images are"):
+    with pytest.raises(UserError, match=r"--size: .*mine does not say"):
         export_network(tmp_path / "mine", tmp_path / "m.pt2")
     assert export_network(tmp_path / "mine", tmp_path / "m.pt2", size=8).things == "images 1×8×8"
-    with pytest.raises(UserError, match=r"RUN_OR_NAME: got hybrid-digit, needed a folder, .* hybrid-digits"):
+    with pytest.raises(UserError, match=r"RUN_OR_NAME: got hybrid-digit, .*hybrid-digits"):
         export_network("hybrid-digit", tmp_path / "d.pt2")
 
 
@@ -146,7 +146,7 @@ def test_a_network_of_points_by_its_name(tmp_path):
 def test_a_file_that_says_something_else_is_not_written(folder, small, tmp_path, monkeypatch):
     file = tmp_path / "n.pt2"
     file.write_text("mine", encoding="utf-8")
-    with pytest.raises(UserError, match=r"n\.pt2 is there already: give it another name, or --replace"):
+    with pytest.raises(UserError, match=r"n\.pt2 is there .*--replace"):
         export_network(folder, file)
     wrong = {".pt2": lambda subject, content: lambda images: torch.ones(len(images), 3)}
     for readers, why in ((wrong, r"its outputs are off by .* it is not written"), ({}, "cannot be read again")):
@@ -224,7 +224,7 @@ def test_the_command_compiles(folder, small, tmp_path, as_modules, monkeypatch):
     assert result.exit_code == 0, result.output
     assert len(as_modules) == 1
     monkeypatch.setattr(export, "why_not_linked", lambda: "there is no C++ compiler")
-    with pytest.raises(UserError, match=r"--compiled: there is no C\+\+ compiler"):
+    with pytest.raises(UserError, match=r"--compiled: .*C\+\+ compiler"):
         export_network(folder, tmp_path / "m.pt2", size=5, compiled=True)
 
 
@@ -232,13 +232,13 @@ def test_what_is_missing(folder, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="holds no trained network"):
         export_network(tmp_path, tmp_path / "n.pt2")
     monkeypatch.setattr(export, "provenance_of", lambda _: None)
-    with pytest.raises(UserError, match=r"--size: .* does not say how large its images are"):
+    with pytest.raises(UserError, match=r"--size: .*does not say"):
         export_network(folder, tmp_path / "n.pt2")
     monkeypatch.setattr(export, "load_network", lambda _: torch.nn.Linear(2, 2))
-    with pytest.raises(UserError, match="Linear is a network neither of images nor of points"):
+    with pytest.raises(UserError, match=r"Linear .*neither of images"):
         export_network(folder, tmp_path / "n.pt2", size=8)
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxruntime" else "there")
-    with pytest.raises(UserError, match="needs onnxruntime: the extra export has them"):
+    with pytest.raises(UserError, match=r"needs onnxruntime: .*extra export"):
         export_network(folder, tmp_path / "n.onnx")
 
 
@@ -344,12 +344,12 @@ def test_points_that_are_not_equivariant(tmp_path, monkeypatch):
     assert written.error < 1e-5
     assert written.report.relative_error > 1e-2
     loaded(HamiltonianNetwork(points(gspaces.rot2dOnR2(3), 2, 1)), monkeypatch)
-    with pytest.raises(UserError, match=r"run: a HamiltonianNetwork takes gradients .* network\.potential"):
+    with pytest.raises(UserError, match=r"run: .*gradients .*network\.potential"):
         export_network("run", tmp_path / "h.pt2")
 
 
 def test_networks_of_points_where_there_are_no_loops(tmp_path, monkeypatch):
     monkeypatch.setattr(loops, "_OLDEST", "99.0")
     loaded(points(gspaces.rot2dOnR2(3), 2, 3), monkeypatch)
-    with pytest.raises(UserError, match=r"run: PointTransformer is a network of points; got PyTorch .*, needed 99\.0"):
+    with pytest.raises(UserError, match=r"run: PointTransformer .*needed 99\.0"):
         export_network("run", tmp_path / "n.pt2")

@@ -162,7 +162,7 @@ def test_a_training_without_its_last_checkpoint_is_left_alone(configuration, fit
         (folder / name).unlink()
     before = files(folder)
     for more in ([], ["--seed_everything", 9]):
-        with pytest.raises(UserError, match=r"--folder: .*run holds .*test\.json of a training, but no last\.ckpt"):
+        with pytest.raises(UserError, match=r"--folder: .*test\.json .*no last\.ckpt"):
             call("fit", file, folder, *more)
     assert files(folder) == before
 
@@ -174,11 +174,11 @@ def test_the_best_checkpoint_alone(configuration, fitted, tmp_path):
     for name in ("last.ckpt", "epochs.csv"):
         (folder / name).unlink()
     before = (folder / "best.ckpt").read_bytes()
-    with pytest.raises(UserError, match=r"holds best\.ckpt of a training"):
+    with pytest.raises(UserError, match=r"holds best\.ckpt of"):
         call("fit", configuration(**SHORT, seed_everything=4), folder)
     content = torch.load(folder / "best.ckpt", weights_only=True)
     torch.save({**content, "epoch": 1}, folder / "best.ckpt")
-    with pytest.raises(UserError, match=r"holds best\.ckpt of a training"):
+    with pytest.raises(UserError, match=r"holds best\.ckpt of"):
         call("fit", configuration(**SHORT), folder)
     (folder / "best.ckpt").write_bytes(before)
     call("fit", configuration(**SHORT), folder)
@@ -191,7 +191,7 @@ def test_a_folder_with_a_training_takes_none_from_elsewhere(configuration, fitte
         fitted(file, tmp_path / name)
     before = files(tmp_path / "one")
     given = ["--ckpt_path", tmp_path / "other" / "last.ckpt", "--trainer.max_epochs", 2]
-    with pytest.raises(UserError, match=r"one holds a training \(last\.ckpt\): choose another"):
+    with pytest.raises(UserError, match=r"one holds .*\(last\.ckpt\)"):
         call("fit", file, tmp_path / "one", *given)
     assert files(tmp_path / "one") == before
     call("test", file, tmp_path / "one", *given[:2])  # the control: it is read from anywhere
@@ -204,7 +204,7 @@ def test_a_configuration_of_ones_own_is_not_replaced(configuration, tmp_path):
     wanted = configuration(**SHORT).read_text(encoding="utf-8")
     own.write_text(f"# what I want\n{wanted}", encoding="utf-8")
     before = own.read_bytes()
-    with pytest.raises(UserError, match=r"config\.yaml is not a file that fit has written"):
+    with pytest.raises(UserError, match=r"config\.yaml .*fit has written"):
         call("fit", own, folder)
     assert own.read_bytes() == before
     assert list(folder.iterdir()) == [own]

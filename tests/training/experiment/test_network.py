@@ -32,14 +32,14 @@ def test_networks_from_elsewhere_are_built_by_those_who_load_them(configuration,
         call("fit", configuration(model__network=network, **SHORT), folder)
     finally:
         del sys.modules["mine"]
-    with pytest.raises(UserError, match=r"best\.ckpt: it names '.*Mine', .* give it as `network`"):
+    with pytest.raises(UserError, match=r"best\.ckpt: .*Mine', .*as `network`"):
         load_network(folder)
     mine = Mine(10)
     assert load_network(folder, mine) is mine
     assert not mine.training
     assert read_checkpoint(folder / "best.ckpt")["state_dict"]._metadata["network.1"] == {"version": 1}
     assert torch.equal(mine[1].weight, weights(folder, "best.ckpt")["network.1.weight"])
-    with pytest.raises(UserError, match=r"best\.ckpt is of another network: size mismatch for 1\.weight"):
+    with pytest.raises(UserError, match=r"another network: .*for 1\.weight"):
         load_network(folder, Mine(9))
     with pytest.raises(TypeError, match="network: got type, needed"):
         load_network(folder, Mine)
@@ -55,7 +55,7 @@ def test_checkpoints_carry_the_layout_of_weights(tmp_path):
     load_network(tmp_path, PoseLinear(fields, fields))
     state._metadata["network.plain.projection"]["version"] = 2
     write_checkpoint(tmp_path / "best.ckpt", {"state_dict": state})
-    with pytest.raises(UserError, match=r"best\.ckpt is of a newer version: plain\.projection: its .* in layout 2"):
+    with pytest.raises(UserError, match=r"newer version: .*in layout 2"):
         load_network(tmp_path, layer)
 
 

@@ -87,7 +87,7 @@ def test_networks_of_points_have_other_tasks(tmp_path):
     kinds, options = {"scalar": 1, "vector": 1}, {"fields": 2, "num_blocks": 1, "num_heads": 1, "pool": None}
     network = models.PointTransformer(gspaces.trivialOnR3(), kinds, "vector", **options).eval()
     network.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="is a PointTransformer, a network of points, got classification"):
+    with pytest.raises(UserError, match=r"PointTransformer, .*got classification"):
         run_pretrained(["--pretrained", str(tmp_path), *DATA, *QUIET])
     few = {"num_train": 2, "num_valid": 2, "num_test": 5, "start_frame": 0, "end_frame": 1, "batch_size": 2}
     data = ["--data", "escnn_attention.training.ChargedParticles"]

@@ -148,7 +148,7 @@ def test_classes_that_the_parser_finds_by_their_last_names_are_not_built(downloa
     run, _ = downloaded
     content = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     write(run, with_value(content, "trainer.callbacks", names))
-    with pytest.raises(UserError, match=r"trainer\.callbacks is lightning\.pytorch\.callbacks\.(timer\.)?Timer\. A fo"):
+    with pytest.raises(UserError, match=r"trainer\.callbacks is lightning\.pytorch\.callbacks\.(timer\.)?Timer"):
         run_experiment(["test", "--folder", str(run)])
     # The user's own option is no part of the folder.
     write(run, content)
@@ -224,7 +224,7 @@ def test_pipes_are_no_checkpoints(downloaded):
     run, _ = downloaded
     (run / "best.ckpt").unlink()
     os.mkfifo(run / "best.ckpt")
-    with pytest.raises(UserError, match=r"cannot read the checkpoint .*best\.ckpt: it is not a file"):
+    with pytest.raises(UserError, match=r"best\.ckpt: .*not a file"):
         run_experiment(["test", "--folder", str(run)])
 
 

@@ -137,7 +137,7 @@ def test_fit_test_and_predict(task, tmp_path):
         call("predict", file, folder, "--images", "mine")
     assert isinstance(network, HamiltonianNetwork if task == "point-dynamics" else PointTransformer)
     if task == "point-dynamics":
-        with pytest.raises(UserError, match="PointDynamics has nothing to write"):
+        with pytest.raises(UserError, match=r"PointDynamics .*nothing to write"):
             call("predict", file, folder)
         return
     call("predict", file, folder)
@@ -371,7 +371,7 @@ def test_networks_get_the_features_of_pairs():
     dynamics = PointDynamics(
         HamiltonianNetwork(PointTransformer(g, 2, 1, fields=2, num_blocks=1, num_heads=1)), step=0.1
     )
-    with pytest.raises(ValueError, match="edge_attr: got features of pairs"):
+    with pytest.raises(ValueError, match=r"edge_attr: .*of pairs"):
         dynamics(clouds._replace(edge_attr=tables))
 
 

@@ -202,7 +202,7 @@ def test_filters_are_made_anew(tmp_path):
 
 @pytest.mark.parametrize("value", [0, 1, -0.5, 1.5, float("nan")])
 def test_decays_that_are_none(value):
-    with pytest.raises(ValueError, match=r"ema: got .*, needed a number between 0 and 1"):
+    with pytest.raises(ValueError, match=r"ema: got .*"):
         Classifier(network(), ema=value)
     assert AveragedWeights(0.5)._use_buffers is False
 
@@ -362,5 +362,5 @@ def test_a_plateau_needs_something_to_validate():
 
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     trainer = pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False)
-    with pytest.raises(ValueError, match=r"schedule: got 'plateau', which needs a part of the data that validates"):
+    with pytest.raises(ValueError, match=r"schedule: got 'plateau', .*validates"):
         trainer.fit(Classifier(network, 10, schedule="plateau"), datamodule=Everything(limit_train=64))

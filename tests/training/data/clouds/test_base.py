@@ -60,9 +60,9 @@ def test_clouds_are_laid_end_to_end(table):
 
 def test_tensors_of_different_lengths():
     ones = torch.ones(3)
-    with pytest.raises(ValueError, match="coords: got 4, needed one of each of 3 points"):
+    with pytest.raises(ValueError, match="coords: got 4"):
         CloudsInMemory(torch.tensor([1, 2]), torch.ones(4, 2), torch.ones(3, 1), ones[:2])
-    with pytest.raises(ValueError, match="targets: got 3, needed one of each of 2 clouds"):
+    with pytest.raises(ValueError, match="targets: got 3"):
         CloudsInMemory(torch.tensor([1, 2]), torch.ones(3, 2), torch.ones(3, 1), ones)
 
 
@@ -132,7 +132,7 @@ def test_motions_are_those_of_the_formula(dim, about):
 
 
 def test_orders_that_there_are_not():
-    with pytest.raises(ValueError, match=r"order: got 3, needed 0 .* 1 .* or 2"):
+    with pytest.raises(ValueError, match=r"order: got 3"):
         rotated(torch.ones(1, 3, 3, 3), torch.eye(3)[None], 3)
 
 
@@ -321,23 +321,23 @@ def test_arguments_are_checked_at_once(kind, options, message):
 @pytest.mark.parametrize("kind", MADE)
 @pytest.mark.parametrize("part", ["train", "valid", "test"])
 def test_parts_are_not_empty(kind, part):
-    with pytest.raises(UserError, match=f"num_{part} must be at least 1"):
+    with pytest.raises(UserError, match=f"num_{part} .*at least 1"):
         kind(**{f"num_{part}": 0})
 
 
 def test_batches_that_cannot_be_had():
     data = loaded(0, 2, batch_size=5, eval_batch_size=3)
-    with pytest.raises(UserError, match="batch_size must be a multiple"):
+    with pytest.raises(UserError, match=r"batch_size .*a multiple"):
         data.train_dataloader()
-    with pytest.raises(UserError, match="eval_batch_size must be a multiple"):
+    with pytest.raises(UserError, match=r"eval_batch_size .*a multiple"):
         data.val_dataloader()
-    with pytest.raises(UserError, match="batch_size must be at most"):
+    with pytest.raises(UserError, match=r"batch_size .*at most"):
         loaded(batch_size=21).train_dataloader()
-    with pytest.raises(UserError, match="the test clouds must be at least as many as the processes, got 2 for 3"):
+    with pytest.raises(UserError, match=r"test clouds .*at least"):
         loaded(0, 3, num_test=2).test_dataloader()
-    with pytest.raises(UserError, match="the valid clouds are not loaded: call prepare_data"):
+    with pytest.raises(UserError, match=r"valid clouds .*not loaded"):
         loaded(stage="test").val_dataloader()
-    with pytest.raises(UserError, match="stage must be one of fit"):
+    with pytest.raises(UserError, match=r"stage .*one of fit"):
         loaded(stage="train")
 
 

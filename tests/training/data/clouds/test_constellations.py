@@ -160,7 +160,7 @@ def test_options_change_the_clouds():
 
 
 def test_errors():
-    with pytest.raises(UserError, match="features must be one of 'presence'"):
+    with pytest.raises(UserError, match=r"features .*one of 'presence'"):
         Constellations(features="none")
-    with pytest.raises(UserError, match="noise must be at least 0"):
+    with pytest.raises(UserError, match=r"noise .*at least 0"):
         Constellations(noise=-1)

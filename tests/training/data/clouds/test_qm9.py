@@ -223,7 +223,7 @@ def test_a_file_without_the_tensor(folder, arrays):
     del arrays["polarizability"]
     np.savez(folder / "qm9.npz", **arrays)
     loaded(folder)
-    with pytest.raises(UserError, match="does not have polarizability, which the published archive does not have"):
+    with pytest.raises(UserError, match="not have polarizability"):
         loaded(folder, targets=["polarizability"])
 
 
@@ -360,7 +360,7 @@ def test_without_a_download_the_error_says_what_to_put_where(tmp_path):
         data.setup("fit")
     for part in (str(tmp_path), "qm9.npz", "`folder`", "ESCNN_ATTENTION_DATA", "`download`"):
         assert part in str(caught.value)
-    with pytest.raises(UserError, match=r"nowhere does not exist: give one that holds qm9\.npz with .*folder"):
+    with pytest.raises(UserError, match=r"nowhere does not exist.*qm9\.npz"):
         QM9(tmp_path / "nowhere").prepare_data()
 
 
@@ -390,10 +390,10 @@ def test_files_with_other_content(tmp_path, arrays, change, message):
 
 def test_too_few_molecules(folder, monkeypatch):
     monkeypatch.setattr(qm9, "_NUM_TRAIN", 34)
-    with pytest.raises(UserError, match="40 molecules, of which 34 train and 6 validate: too few"):
+    with pytest.raises(UserError, match=r"40 molecules, .*too few"):
         QM9(folder).setup()
     monkeypatch.setattr(qm9, "_NUM_TRAIN", 24)
-    with pytest.raises(UserError, match="limit_train: 1 molecules do not differ"):
+    with pytest.raises(UserError, match=r"limit_train: .*not differ"):
         QM9(folder, limit_train=1).setup()
 
 

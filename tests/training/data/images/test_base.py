@@ -246,20 +246,20 @@ def test_arguments_are_checked_at_once(module, options, message):
 
 def test_batches_that_cannot_be_shared(folder):
     module = loaded(folder, 0, 2, batch_size=5, eval_batch_size=3)
-    with pytest.raises(UserError, match="batch_size must be a multiple"):
+    with pytest.raises(UserError, match=r"batch_size .*a multiple"):
         module.train_dataloader()
-    with pytest.raises(UserError, match="eval_batch_size must be a multiple"):
+    with pytest.raises(UserError, match=r"eval_batch_size .*a multiple"):
         module.val_dataloader()
 
 
 def test_fewer_images_than_a_batch(folder):
-    with pytest.raises(UserError, match="batch_size must be at most"):
+    with pytest.raises(UserError, match=r"batch_size .*at most"):
         loaded(folder, batch_size=21).train_dataloader()
     assert len(loaded(folder, batch_size=20).train_dataloader()) == 1
 
 
 def test_fewer_images_than_processes(folder):
-    with pytest.raises(UserError, match="limit_test must be at least"):
+    with pytest.raises(UserError, match=r"limit_test .*at least"):
         loaded(folder, 0, 3, batch_size=3, limit_test=2).test_dataloader()
 
 
@@ -269,7 +269,7 @@ def test_images_that_are_not_loaded(folder):
     module.test_dataloader()
     with pytest.raises(UserError, match="call prepare_data"):
         module.val_dataloader()
-    with pytest.raises(UserError, match="stage must be one of fit"):
+    with pytest.raises(UserError, match=r"stage .*one of fit"):
         module.setup("train")
 
 
@@ -286,7 +286,7 @@ def test_without_a_download_the_error_says_what_to_put_where(tmp_path, module):
 
 @pytest.mark.parametrize("module", [RotMNIST, MNIST, CIFAR10, PatchCamelyon])
 def test_a_folder_that_does_not_exist(tmp_path, module):
-    with pytest.raises(UserError, match=r"nowhere does not exist: give one that holds .* with .*folder"):
+    with pytest.raises(UserError, match=r"nowhere does not exist"):
         module(tmp_path / "nowhere").prepare_data()
 
 
@@ -297,7 +297,7 @@ def test_offline(tmp_path, module, monkeypatch):
 
     monkeypatch.setattr("requests.get", refuse)
     monkeypatch.setattr("pooch.core.time.sleep", lambda _: None)
-    with pytest.raises(UserError, match=r"cannot download https://.*no route.*copy .* folder"):
+    with pytest.raises(UserError, match=r"cannot download .*no route"):
         module(tmp_path).prepare_data()
     assert not list(tmp_path.glob("[!.]*"))
 

@@ -29,7 +29,7 @@ def test_another_normalisation():
     assert (images.min(), images.max()) == (0, 1)
     assert data.mean == (0.0,)
     assert Digits.mean != (0.0,)
-    with pytest.raises(UserError, match=r"std: .*needed one for each"):
+    with pytest.raises(UserError, match=r"std: .*one for each"):
         Digits(std=[1.0, 1.0])
 
 
@@ -59,5 +59,5 @@ def test_a_data_module_of_a_finer_grid():
 
 
 def test_no_coarser_grid():
-    with pytest.raises(UserError, match="size must be at least 8"):
+    with pytest.raises(UserError, match=r"size .*at least 8"):
         Digits(7)

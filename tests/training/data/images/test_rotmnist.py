@@ -97,7 +97,7 @@ def test_archive_with_other_content(tmp_path, serve):
 
 
 def test_folder_that_does_not_exist(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere does not exist.*--data-dir"):
+    with pytest.raises(UserError, match=r"nowhere does not exist"):
         load_images("rotmnist", tmp_path / "nowhere")
 
 
@@ -218,7 +218,7 @@ def test_all_images_of_the_training_file_train(tmp_path, rotmnist_arrays):
     }
     assert len(labels) == 9
     assert data.val_dataloader() == []
-    with pytest.raises(UserError, match="got 'validate', but all images train"):
+    with pytest.raises(UserError, match="'validate', but all images"):
         data.setup("validate")
     data.setup("test")
     assert sum(len(labels) for _, labels in data.test_dataloader()) == 4
