@@ -12,9 +12,10 @@ if find_spec("escnn") is not None:
 
     import escnn as escnn  # so that ``from escnn_attention import escnn`` works in any order of imports
 
-    from escnn_attention._escnn import buffers, pickling, trees
+    from escnn_attention._escnn import bases, buffers, pickling, trees
 
     pickling.register()
+    bases.register()
     buffers.register()
     trees.register()
 

@@ -191,8 +191,8 @@ def equivariance_report(
     input size and nearby sizes at which it is exact. A module that is not sequential is named by its class, with the
     layers inside that are not exact.
 
-    escnn holds the bases of its convolutions in float32, so that they are exact to about 1e-7 also in float64; the
-    layers of this package are exact to about 1e-15.
+    The layers of this package and convolutions on grids are exact to about 1e-15, escnn's point convolutions, whose
+    bases are float32, to about 1e-7.
 
     Args:
         module: any of escnn's modules, or one that is composed of them.

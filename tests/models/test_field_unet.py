@@ -39,17 +39,11 @@ def error_of(network, size):
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("size", [4, 5, 6, 7])
 @pytest.mark.parametrize("antialiased", [True, False])
-def test_attention_alone_is_exact_at_every_size(space, size, antialiased):
-    network = network_on(SPACES[space](), convolutions=0, attention=(1, 1), kernel_size=3, antialiased=antialiased)
+@pytest.mark.parametrize("convolutions", [0, 1])
+def test_exact_at_every_size(space, size, antialiased, convolutions):
+    options = {"convolutions": convolutions, "antialiased": antialiased}
+    network = network_on(SPACES[space](), attention=(1 - convolutions, 1), kernel_size=3, **options)
     assert error_of(network, size) < 1e-10
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("space", SPACES)
-@pytest.mark.parametrize("size", [4, 5, 6, 7])
-def test_with_convolutions(space, size):
-    # escnn's convolutions hold their bases in float32.
-    assert error_of(network_on(SPACES[space]()), size) < 1e-5
 
 
 def test_an_interpolation_from_one_corner_is_not_equivariant(monkeypatch):

@@ -256,8 +256,8 @@ def measure_accuracies(
 def measure_equivariance_error(network: nn.Module, gspace: GSpace, size: int, num_classes: int) -> float | None:
     """The largest change of the logits under elements that map the grid onto itself.
 
-    Relative to the size of the logits, in float64, on random images: rounding errors for an equivariant network (1e-15,
-    or 1e-7 with escnn's convolutions, whose bases are float32), of order 1 for any other. ``None`` where only the
+    Relative to the size of the logits, in float64, on random images: rounding errors for an equivariant network,
+    of order 1 for any other. ``None`` where only the
     identity maps the grid onto itself, and where logits are not finite. ``network`` is not changed.
 
     Args:

@@ -1,0 +1,105 @@
+r"""Makes escnn's convolutions exact in float64.
+
+escnn samples the bases of its kernels in float32, so that a convolution in float64 commutes with the group to 1e-7
+only. :func:`register` has a convolution that is cast from float32 to float64 project its bases onto the equivariant
+kernels, where S are the elements g of a finite fiber group that map the points of the kernel onto themselves:
+
+.. math:: K(x) \leftarrow \frac{1}{|S|} \sum_{g \in S} \rho_\text{out}(g)^{-1} K(gx) \rho_\text{in}(g)
+
+The names and shapes of buffers stay, and float32 networks do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from escnn.gspaces import GSpace
+from escnn.nn import Linear
+from escnn.nn.modules.basismanager.basisexpansion_singleblock import SingleBlockBasisExpansion
+from escnn.nn.modules.conv.rd_convolution import _RdConv
+from escnn.nn.modules.conv.rd_transposed_convolution import _RdConvTransposed
+from torch import Tensor, nn
+
+__all__ = ["register"]
+
+_ROUNDING = 1e-5  # of a basis in float32
+
+
+def register() -> None:
+    """Have bases projected in float64. Called when :mod:`escnn_attention` is imported."""
+    for kind in (_RdConv, _RdConvTransposed, Linear):
+        kind._apply = _apply
+        kind._load_from_state_dict = _load_map
+    SingleBlockBasisExpansion._load_from_state_dict = _load_basis
+
+
+def _apply(self: Any, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    before = self.weights.dtype
+    nn.Module._apply(self, function, recurse)
+    if before != torch.float64 and self.weights.dtype == torch.float64 and not self.weights.is_meta:
+        _project(self)
+        _expand_again(self)
+    return self
+
+
+def _load_map(self: Any, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+    nn.Module._load_from_state_dict(self, state_dict, prefix, *arguments)
+    if self.weights.dtype == torch.float64:
+        _expand_again(self)
+
+
+def _load_basis(self: SingleBlockBasisExpansion, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+    """Load the basis, unless it is the one that is there, rounded."""
+    name, own = f"{prefix}sampled_basis", self.sampled_basis
+    given = state_dict.get(name)
+    alike = own.dtype == torch.float64 and isinstance(given, Tensor) and given.shape == own.shape
+    if alike and torch.allclose(given.to(own), own, atol=_ROUNDING):
+        state_dict[name] = own
+    nn.Module._load_from_state_dict(self, state_dict, prefix, *arguments)
+
+
+def _expand_again(module: Any) -> None:
+    """Make the filter anew, which a module in eval mode has made of its basis."""
+    if not module.training:
+        module.train().eval()
+
+
+@torch.no_grad()
+def _project(module: Any) -> None:
+    expansion, group = module.basisexpansion, module.in_type.fibergroup
+    if group.continuous:
+        return
+    elements = list(group.elements)
+
+    def matrices(fields: Any, chosen: list[Any], like: Tensor) -> Tensor:
+        return torch.from_numpy(np.stack([fields(g) for g in chosen])).to(like)
+
+    if module.bias is not None:
+        expanded = module.bias_expansion
+        module.bias_expansion = matrices(module.out_type.representation, elements, expanded).mean(0) @ expanded
+    kept, moves = _stabiliser(module.space, elements, expansion.points)
+    sources, targets = ({r.name: r for r in fields} for fields in (expansion._in_reprs, expansion._out_reprs))
+    for pair in expansion._representations_pairs:
+        block = getattr(expansion, f"block_expansion_{expansion._escape_pair(pair)}")
+        basis = block.sampled_basis.movedim(-1, 0)
+        before = matrices(sources[pair[0]], kept, basis)
+        behind = matrices(targets[pair[1]], [~g for g in kept], basis)
+        total = torch.zeros_like(basis)
+        for rho_in, rho_out, move in zip(before, behind, moves, strict=True):
+            total += (rho_out @ basis[move]) @ rho_in
+        block.sampled_basis = (total / len(kept)).movedim(0, -1)
+
+
+def _stabiliser(space: GSpace, elements: list[Any], points: np.ndarray) -> tuple[list[Any], list[np.ndarray]]:
+    """The elements that map points onto each other, and the number of the point to which each takes each."""
+    kept, moves = [], []
+    for element in elements:
+        moved = points @ space.basespace_action(element).T if points.any() else points
+        met = np.isclose(moved[:, None], points, atol=1e-6).all(-1)
+        if met.any(1).all():
+            kept.append(element)
+            moves.append(met.argmax(1))
+    return kept, moves

@@ -1,0 +1,88 @@
+"""Convolutions of escnn in float64."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from escnn import gspaces, nn
+from escnn.nn.modules.conv.rd_convolution import _RdConv
+
+from escnn_attention import equivariance_report
+
+SPACES = {
+    "C4": lambda: gspaces.rot2dOnR2(4),
+    "D4": lambda: gspaces.flipRot2dOnR2(4),
+    "C8": lambda: gspaces.rot2dOnR2(8),
+    "mirror": lambda: gspaces.flip2dOnR2(axis=0.0),
+    "octahedral": gspaces.octaOnR3,
+}
+
+
+def convolution_on(space, kernel_size=3, transposed=False):
+    """Between irreps of all kinds and, in the plane, regular fields, with a bias."""
+    torch.manual_seed(0)
+    irreps = [space.trivial_repr, *space.fibergroup.irreps()[-2:]]
+    source = nn.FieldType(space, irreps)
+    target = nn.FieldType(space, [*irreps, space.regular_repr] if space.dimensionality == 2 else irreps)
+    kind = {2: nn.R2ConvTransposed if transposed else nn.R2Conv, 3: nn.R3Conv}[space.dimensionality]
+    made = kind(source, target, kernel_size, padding=kernel_size // 2, recompute=True)
+    torch.nn.init.normal_(made.bias)
+    return made
+
+
+def error_of(network):
+    """The largest change under the elements that keep the grid."""
+    shape = (1, network.in_type.size, *network.in_type.gspace.dimensionality * [5])
+    return equivariance_report(network, shape, layers=False).relative_error
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("kernel_size", [1, 3, 5])
+@pytest.mark.parametrize("training", [True, False])
+def test_exact_in_float64(space, kernel_size, training):
+    made = convolution_on(SPACES[space](), kernel_size).train(training)
+    single = made(x := made.in_type(torch.randn(1, made.in_type.size, *made.d * [5]))).tensor
+    assert error_of(made.double()) < 1e-13
+    torch.testing.assert_close(made(made.in_type(x.tensor.double())).tensor.float(), single, rtol=1e-4, atol=1e-5)
+
+
+def test_transposed_and_linear_maps_are_exact():
+    assert error_of(convolution_on(gspaces.rot2dOnR2(4), transposed=True).double()) < 1e-13
+    space = gspaces.no_base_space(gspaces.flipRot2dOnR2(5).fibergroup)
+    fields = nn.FieldType(space, [space.regular_repr, *space.fibergroup.irreps()])
+    linear = nn.Linear(fields, fields, recompute=True).double()
+    x = fields(torch.randn(2, fields.size).double())
+    for g in space.testing_elements:
+        torch.testing.assert_close(linear(x.transform(g)).tensor, linear(x).transform(g).tensor, rtol=0, atol=1e-13)
+
+
+def test_without_the_projection_it_is_not(monkeypatch):
+    monkeypatch.setattr(_RdConv, "_apply", torch.nn.Module._apply)
+    assert error_of(convolution_on(gspaces.rot2dOnR2(4)).double()) > 1e-9
+
+
+def test_float32_and_names_are_left_alone():
+    made = convolution_on(gspaces.flipRot2dOnR2(4))
+    before = {name: value.clone() for name, value in made.state_dict().items()}
+    after = copy.deepcopy(made).to("cpu", torch.float32).state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    exact = made.double().state_dict()
+    assert {n: v.shape for n, v in exact.items()} == {n: v.shape for n, v in before.items()}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_float64_network_keeps_its_bases_when_weights_are_loaded(training):
+    space = gspaces.rot2dOnR2(4)
+    state = convolution_on(space).train(training).state_dict()
+    made = convolution_on(space).double().train(training)
+    torch.nn.init.zeros_(made.weights)
+    made.load_state_dict(state)
+    assert torch.equal(made.weights, state["weights"].double())
+    assert error_of(made) < 1e-13
+    other = {name: 2 * value for name, value in state.items()}
+    made.load_state_dict(other)
+    block = next(name for name in state if name.endswith("sampled_basis"))
+    assert torch.equal(made.state_dict()[block], other[block].double())
