@@ -260,7 +260,7 @@ CASES = {
     "AllCNNC": Case(lambda: models.AllCNNC(C4, 2, 3, width=1), shape=(2, 16, 16)),
     "FieldTransformer": Case(
         lambda: models.FieldTransformer(
-            spaces.mixed(D4), SCALARS, fields=2, num_blocks=1, num_heads=1, kernel_size=3, condition=3
+            spaces.mixed(D4), SCALARS, fields=2, num_decoder_layers=1, num_heads=1, kernel_size=3, condition=3
         ),
         arguments={"condition": CONDITION},
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -177,6 +177,7 @@ def equivariance_report(
     tolerance: float = 1e-6,
     seed: int = 0,
     coords: torch.Tensor | None = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> EquivarianceReport:
     r"""Measure the equivariance error of a module, and of each layer of a sequential one, in float64.
 
@@ -202,6 +203,8 @@ def equivariance_report(
         tolerance: the relative error above which a layer counts as not equivariant.
         seed: of the random features.
         coords: ``(N, d)``, the points of a cloud; by default random ones, normally distributed.
+        arguments: further arguments of the module by name, such as its ``memory`` or ``condition``: the group acts on
+            those that are a GeometricTensor, and others are invariant. The module is then measured as a whole.
 
     Returns:
         the report; it prints as a table.
@@ -230,9 +233,12 @@ def equivariance_report(
     expanded = {id(t): t.detach().clone() for t in module.buffers() if not t.is_leaf}
     module = copy.deepcopy(module, expanded).double().train().eval()
     group = space.fibergroup
-    elements = elements_of(group)
-    exact = [g for g in elements if points or maps_grid(space, g)]
-    interpolated = [g for g in elements if not (points or maps_grid(space, g))]
+    elements, others = elements_of(group), _others(arguments)
+    layers = layers and not others
+    grids = [] if points else [space]
+    grids += [x.type.gspace for x in others.values() if isinstance(x, GeometricTensor) and x.coords is None]
+    exact = [g for g in elements if all(maps_grid(grid, g) for grid in grids)]
+    interpolated = [g for g in elements if g not in exact]
     rows = []
     exact_sizes = {}
     named = [(WHOLE, module), *(layers_of(module) if layers else ())]
@@ -242,7 +248,7 @@ def equivariance_report(
         y = x
         for name, layer in named:
             layer_input = x if name == WHOLE else y
-            new, output = _errors(name, layer, layer_input, chosen, not smooth)
+            new, output = _errors(name, layer, layer_input, chosen, not smooth, others)
             rows += new
             if name != WHOLE:
                 y = output
@@ -275,11 +281,12 @@ def assert_equivariant(
     *,
     seed: int = 0,
     coords: torch.Tensor | None = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> None:
     """Assert that a module is equivariant, in a test.
 
     Args:
-        module, input_shape, seed, coords: as in :func:`equivariance_report`.
+        module, input_shape, seed, coords, arguments: as in :func:`equivariance_report`.
         tolerance: the largest relative error in float64, over the elements that map the grid onto itself.
 
     Raises:
@@ -292,7 +299,9 @@ def assert_equivariant(
         >>> g = gspaces.rot2dOnR2(4)
         >>> assert_equivariant(FieldLayerNorm(nn.FieldType(g, [g.regular_repr])), (1, 4, 5, 5), tolerance=1e-12)
     """
-    report = equivariance_report(module, input_shape, tolerance=tolerance, seed=seed, coords=coords)
+    report = equivariance_report(
+        module, input_shape, tolerance=tolerance, seed=seed, coords=coords, arguments=arguments
+    )
     if not report.relative_error <= tolerance:
         raise AssertionError(f"{type(module).__name__} is not equivariant\n{report}")
 
@@ -323,15 +332,21 @@ def _checked(
 
 @torch.no_grad()
 def _errors(
-    name: str, layer: EquivariantModule, x: GeometricTensor, elements: Sequence[GroupElement], exact: bool
+    name: str,
+    layer: EquivariantModule,
+    x: GeometricTensor,
+    elements: Sequence[GroupElement],
+    exact: bool,
+    others: Mapping[str, Any] | None = None,
 ) -> tuple[list[EquivarianceRow], GeometricTensor]:
-    arguments = features_of_pairs(layer, x.tensor)
+    arguments = {**features_of_pairs(layer, x.tensor), **(others or {})}
     output = layer(x, **arguments)
     scale, norm = output.tensor.abs().max().item(), output.tensor.norm().item()
     rows = []
     for g in elements:
         transformed = output.transform(g).tensor
-        of_transformed = layer(x.transform(g), **arguments).tensor
+        seen = {key: y.transform(g) if isinstance(y, GeometricTensor) else y for key, y in arguments.items()}
+        of_transformed = layer(x.transform(g), **seen).tensor
         if transformed.shape != of_transformed.shape:
             raise ValueError(
                 f"{name}: for {g} the output of the transformed input has shape {tuple(of_transformed.shape)}, the "
@@ -351,6 +366,18 @@ def _errors(
             )
         )
     return rows, output
+
+
+def _others(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Further arguments of a module, in float64."""
+
+    def doubled(value: Any) -> Any:
+        if isinstance(value, GeometricTensor):
+            coords = None if value.coords is None else value.coords.double()
+            return GeometricTensor(value.tensor.double(), value.type, coords)
+        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    return {name: doubled(value) for name, value in (arguments or {}).items()}
 
 
 def features_of_pairs(layer: torch.nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:

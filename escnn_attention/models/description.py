@@ -13,19 +13,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from escnn import group as groups
 from escnn import gspaces
-from escnn.group import IrreducibleRepresentation, Representation
+from escnn.group import Group, IrreducibleRepresentation, Representation
 from escnn.gspaces import GSpace
 from escnn.nn import FieldType
 
 from escnn_attention.geometry.relations import Relation
 from escnn_attention.groups.samples import Samples
+from escnn_attention.groups.sequences import SpaceTime
 from escnn_attention.groups.spaces import MotionSpace, TetrahedralSpace
 
 __all__ = ["DescriptionError", "build", "class_path", "describe", "named"]
 
 _PACKAGE = "escnn_attention"
 _SPACES = "escnn.gspaces"
+_GROUPS = "escnn.group"
 _FIELDS = "escnn.nn.FieldType"
 _ARGUMENTS = ("init_args", "dict_kwargs")
 _KEYS = {"class_path", *_ARGUMENTS}
@@ -75,7 +78,7 @@ def describe(value: Any) -> Any:
         return {key: describe(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [describe(part) for part in value]
-    if isinstance(value, GSpace) and value.dimensionality:
+    if isinstance(value, GSpace):
         return _described_space(value)
     if isinstance(value, FieldType):
         fields = [
@@ -134,13 +137,15 @@ def named(path: Any) -> Callable[..., Any]:
         space = getattr(gspaces, name) if name in gspaces.__all__ else None
         if inspect.isfunction(space):
             return space
+    elif folder == _GROUPS and name in _MAKERS_OF_GROUPS.values():
+        return getattr(groups, name)  # type: ignore[no-any-return]
     elif (folder == _PACKAGE or folder.startswith(f"{_PACKAGE}.")) and path.replace(".", "_").isidentifier():
         try:
             found = getattr(importlib.import_module(folder), name)
         except (ImportError, AttributeError) as error:
             raise DescriptionError(f"this version has no {path}") from error
         ours = inspect.isclass(found) and issubclass(
-            found, (torch.nn.Module, Relation, Samples, TetrahedralSpace, MotionSpace)
+            found, (torch.nn.Module, Relation, Samples, TetrahedralSpace, MotionSpace, SpaceTime)
         )
         if ours and found.__module__.partition(".")[0] == _PACKAGE:
             return found  # type: ignore[no-any-return]
@@ -168,8 +173,17 @@ _WHOLE = {
 }
 
 
-@cache
 def _described_space(space: GSpace) -> dict[str, Any]:
+    """What makes a gspace, and its arguments."""
+    if isinstance(space, SpaceTime):
+        return {"class_path": class_path(SpaceTime), "init_args": {"base": _described_space(space.base)}}
+    if space.dimensionality:
+        return _described_base_space(space)
+    return {"class_path": f"{_SPACES}.no_base_space", "init_args": {"G": _described_group(space.fibergroup)}}
+
+
+@cache
+def _described_base_space(space: GSpace) -> dict[str, Any]:
     """The function of escnn that makes a gspace, and its arguments, after a trial."""
     if isinstance(space, TetrahedralSpace):
         return {"class_path": class_path(TetrahedralSpace)}
@@ -192,6 +206,27 @@ def _described_space(space: GSpace) -> dict[str, Any]:
     if name and getattr(gspaces, name)(**arguments) == space:
         return {"class_path": f"{_SPACES}.{name}", **({"init_args": arguments} if arguments else {})}
     raise DescriptionError(f"got the gspace {space.name}, which no function of {_SPACES} makes of a number")
+
+
+# By the name of the class, or of a product: the function of escnn that makes a finite group.
+_MAKERS_OF_GROUPS = {
+    "CyclicGroup": "cyclic_group",
+    "DihedralGroup": "dihedral_group",
+    "Octahedral": "octa_group",
+    "Icosahedral": "ico_group",
+    "FullOctahedral": "full_octa_group",
+    "FullIcosahedral": "full_ico_group",
+}
+
+
+def _described_group(value: Group) -> dict[str, Any]:
+    """The function of escnn that makes a group, and its argument, after a trial."""
+    name = _MAKERS_OF_GROUPS.get(type(value).__name__) or _MAKERS_OF_GROUPS.get(value.name)
+    if name:
+        arguments = {"N": value._keys["N"]} if "N" in value._keys else {}
+        if getattr(groups, name)(**arguments) == value:
+            return {"class_path": f"{_GROUPS}.{name}", **({"init_args": arguments} if arguments else {})}
+    raise DescriptionError(f"got the group {value.name}, needed one of {', '.join(_MAKERS_OF_GROUPS.values())}")
 
 
 def _described_field(r: Representation, gspace: GSpace) -> Any:

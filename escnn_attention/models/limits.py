@@ -97,7 +97,9 @@ def _check_numbers(value: Any, name: str, most: int, why: str) -> None:
     if isinstance(value, Mapping):
         path = str(value.get("class_path"))
         if path.startswith("escnn.") or not {"irrep", "bl_regular"}.isdisjoint(value):
-            others = path.startswith("escnn.gspaces.") and not path.startswith("escnn.gspaces.rot2d")
+            others = path.startswith("escnn.") and not path.startswith(
+                ("escnn.gspaces.rot2d", "escnn.group.cyclic", "escnn.nn.")
+            )
             most, why = _ORDER_OF_OTHERS if others else _ORDER, "for a group"
         for key, part in value.items():
             extent = key in _EXTENTS or key.endswith(tuple(f"_{extent}" for extent in _EXTENTS))

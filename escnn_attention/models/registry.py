@@ -15,6 +15,8 @@ from escnn.gspaces import GSpace
 from escnn_attention._checks import check_bool
 from escnn_attention.encodings import PairKernel
 from escnn_attention.models.description import build, named
+from escnn_attention.models.field_transformer import FieldTransformer
+from escnn_attention.models.field_unet import FieldUNet
 from escnn_attention.models.group_cnns import AllCNNC, GroupCNN, GroupDenseNet, ResNet44
 from escnn_attention.models.gsa_net import GSANet
 from escnn_attention.models.point_transformer import PointTransformer
@@ -71,6 +73,16 @@ _SOLIDS = {
     "attention": {"keys": "own", "num_neighbours": 32, "length_scale": 0.5},
     "head": {"poses": "max", "batch_norm": True},
 }
+_CANVAS = {
+    "in_type": 1,
+    "out_type": 11,
+    "widths": (4, 6, 8),
+    "convolutions": (2, 2, 1),
+    "attention": (0, 0, 1),
+    "num_heads": 2,
+    "kernel_size": 5,
+    "block": {"keys": "own", "encoding": "convolutional"},
+}
 _WITHOUT_WEIGHTS = {
     "all-cnn-c-cifar10": _Named(AllCNNC.cifar10, _rotations),
     "attentive-all-cnn-c-cifar10": _Named(AllCNNC.cifar10, _rotations, {"attention": "features"}),
@@ -78,6 +90,8 @@ _WITHOUT_WEIGHTS = {
     "attentive-p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations, {"attention": "full"}),
     "attentive-resnet44-cifar10": _Named(ResNet44.cifar10, _rotations_and_flips, {"attention": "features"}),
     "dense-net-pcam": _Named(GroupDenseNet.patch_camelyon, _rotations_and_flips),
+    "diffusion-policy": _Named(FieldTransformer.policy, lambda: gspaces.rot2dOnR2(8)),
+    "field-unet-digits": _Named(FieldUNet, lambda: gspaces.rot2dOnR2(8), _CANVAS),
     "gsa-net-cifar10": _Named(GSANet.cifar10, gspaces.flip2dOnR2),
     "gsa-net-pcam": _Named(GSANet.patch_camelyon, _rotations_and_flips),
     "p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations),

@@ -1,7 +1,7 @@
 """The equivariant modules, one concept a file."""
 
 from escnn_attention.nn.attentive import AttentionMaps, AttentiveConv, FeatureAttention, PoseAttention
-from escnn_attention.nn.conditioning import ConditionedFieldNorm, ConditionedGate
+from escnn_attention.nn.conditioning import ConditionedFieldNorm, ConditionedGate, TimestepEmbedding
 from escnn_attention.nn.convolution import attention_from_convolution
 from escnn_attention.nn.cross_attention import GroupCrossAttention
 from escnn_attention.nn.cuda_graphs import CudaGraphs
@@ -70,6 +70,7 @@ __all__ = [
     "SphereSelfAttention",
     "SphereTransformerBlock",
     "Summary",
+    "TimestepEmbedding",
     "TransformerBlock",
     "attention_from_convolution",
     "complete_basis",

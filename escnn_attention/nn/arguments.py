@@ -166,13 +166,13 @@ def check_input(x: Any, in_type: FieldType, layer: torch.nn.Module) -> Geometric
     return x
 
 
-def check_mask(mask: Any, x: torch.Tensor) -> torch.Tensor:
+def check_mask(mask: Any, x: torch.Tensor, name: str = "mask") -> torch.Tensor:
     """``mask``, if it says of every position of features ``(B, C, *space)`` whether it is there."""
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
         got = str(mask.dtype) if isinstance(mask, torch.Tensor) else type(mask).__name__
-        raise TypeError(f"mask: got {got}, needed a tensor of torch.bool")
+        raise TypeError(f"{name}: got {got}, needed a tensor of torch.bool")
     if mask.shape != (x.shape[0], *x.shape[2:]):
-        raise ValueError(f"mask: got shape {tuple(mask.shape)}, needed {(x.shape[0], *x.shape[2:])}")
+        raise ValueError(f"{name}: got shape {tuple(mask.shape)}, needed {(x.shape[0], *x.shape[2:])}")
     return mask
 
 

@@ -41,7 +41,8 @@ from escnn_attention.nn.conditioning import (
     check_condition_size,
     condition_of,
 )
-from escnn_attention.nn.module import GridModule
+from escnn_attention.nn.cross_attention import GroupCrossAttention
+from escnn_attention.nn.module import FieldModule, GridModule
 from escnn_attention.nn.norms import BlockNorm, FieldBatchNorm, FieldLayerNorm, check_norm_kind
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
 from escnn_attention.nn.point_module import PointModule, check_cloud
@@ -58,7 +59,7 @@ from escnn_attention.nn.pointwise import (
 from escnn_attention.nn.resample import Crop
 from escnn_attention.nn.self_attention import GroupSelfAttention
 from escnn_attention.plain.blocks import ConditionedPointTransformerBlock as PlainConditionedPointBlock
-from escnn_attention.plain.blocks import ConditionedTransformerBlock as PlainConditionedBlock
+from escnn_attention.plain.blocks import CrossAttentionBranch as PlainCrossAttentionBranch
 from escnn_attention.plain.blocks import PointTransformerBlock as PlainPointTransformerBlock
 from escnn_attention.plain.blocks import TransformerBlock as PlainTransformerBlock
 from escnn_attention.plain.blocks import conditioned_present
@@ -126,10 +127,10 @@ class TransformerBlock(GridModule):
         drop_path: the probability with which a branch is left out in training, for a sample as a whole
             (:class:`DropPath`).
         crop: the margin to take off every side of the grid once y is there, as the published GSA-Nets do.
-        options: ``condition``, as below; ``attention_dropout``, the dropout of the attention probabilities;
-            ``projection``, ``bias`` and ``samples`` of the attention and of the pointwise network; and the other
-            options of :class:`GroupSelfAttention`, such as ``head_fields``, ``query``, ``keys``, ``encoding`` and
-            ``qk_norm``.
+        options: ``condition`` and ``cross_attention``, as below; ``attention_dropout``, the dropout of the attention
+            probabilities; ``projection``, ``bias`` and ``samples`` of the attention and of the pointwise network; and
+            the other options of :class:`GroupSelfAttention`, such as ``head_fields``, ``query``, ``keys``, ``encoding``
+            and ``qk_norm``.
 
     With ``condition=n`` and ``norm="pre"`` the block is that of adaLN-Zero. It is called with vectors c of n
     invariants, each LN is a :class:`ConditionedFieldNorm`, and a :class:`ConditionedGate` :math:`g_i(c)` multiplies
@@ -138,6 +139,11 @@ class TransformerBlock(GridModule):
     .. math::
         y &= \mathrm{shortcut}(x) + g_1(c)\,\mathrm{Dropout}(\mathrm{Attention}(\mathrm{LN}(x; c))) \\
         z &= y + g_2(c)\,\mathrm{Dropout}(W_2\,\sigma(W_1\,\mathrm{LN}(y; c)))
+
+    With a ``cross_attention``, a :class:`GroupCrossAttention` from and to ``out_type``, and ``norm="pre"`` it is a
+    block of a decoder. It is called with a memory m, and in front of the pointwise network y becomes
+
+    .. math:: y + g_3(c)\,\mathrm{Dropout}(\mathrm{CrossAttention}(\mathrm{LN}(y; c), m))
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *(n - 2 * crop for n in space))``.
@@ -148,7 +154,7 @@ class TransformerBlock(GridModule):
 
     Example:
         >>> import torch
-        >>> from escnn_attention import AttentiveConv, TransformerBlock
+        >>> from escnn_attention import AttentiveConv, GroupCrossAttention, TransformerBlock
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 8 * [g.regular_repr])
@@ -161,9 +167,14 @@ class TransformerBlock(GridModule):
         >>> block = TransformerBlock(fields, fields, 2, kernel_size=5, norm="pre", condition=16)
         >>> block(fields(torch.randn(3, 32, 9, 9)), condition=torch.randn(3, 16)).shape
         torch.Size([3, 32, 9, 9])
+        >>> layer = GroupCrossAttention(fields, fields, fields, 2)
+        >>> decoder = TransformerBlock(fields, fields, 2, kernel_size=5, norm="pre", cross_attention=layer)
+        >>> decoder(fields(torch.randn(3, 32, 8, 8)), memory=fields(torch.randn(3, 32, 4, 4))).shape
+        torch.Size([3, 32, 8, 8])
 
-    Source: Romero and Cordonnier, ICLR 2021, Figure F.1; Xiong et al., "On Layer Normalization in the Transformer
-    Architecture", ICML 2020, for the pre-norm; Peebles and Xie, "Scalable Diffusion Models with Transformers", ICCV
+    Source: Romero and Cordonnier, ICLR 2021, Figure F.1; Vaswani et al., "Attention Is All You Need", NeurIPS 2017, for
+    the decoder; Xiong et al., "On Layer Normalization in the Transformer Architecture", ICML 2020, for the pre-norm;
+    Peebles and Xie, "Scalable Diffusion Models with Transformers", ICCV
     2023, for adaLN-Zero.
     """
 
@@ -196,6 +207,7 @@ class TransformerBlock(GridModule):
         check_options(type(self).__name__, options, grid_block_options())
         attention_dropout = check_probability("attention_dropout", options.pop("attention_dropout", 0.0))
         self.condition = check_condition_size(options.pop("condition", None), norm_kind, norm)
+        memory_attention = _check_cross_attention(options.pop("cross_attention", None), out_type, norm)
         shared = {name: options.pop(name) for name in SHARED if name in options}
         kind = check_norm_kind(norm_kind, norm_scope)
         scope = _choose_scope(norm, norm_scope, in_type, out_type)
@@ -215,6 +227,7 @@ class TransformerBlock(GridModule):
         nonlinear: dict[str, Any] = {"activation": activation, "last_activation": last_activation}
         feed_forward = _feed_forward(out_type, norm, norm_for, hidden_fields, nonlinear, **shared)
         nonlinearity = [activation_of(in_type, activation)] if norm == "gsa" else []
+        self.attention_gate = self.feed_forward_norm = self.feed_forward_gate = None
         if self.condition is None:
             self.before: EquivariantModule = SequentialModule(norm_for(in_type), *nonlinearity)
         else:
@@ -227,6 +240,12 @@ class TransformerBlock(GridModule):
         self.after = SequentialModule(*after, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale, drop_path))
         self.shortcut = shortcut_of(in_type, out_type, shared.get("projection", "group"))
         self.crop = Crop(out_type, check_int("crop", crop, least=0))
+        self.cross_attention: CrossAttentionBranch | None = None
+        if memory_attention is not None:
+            ends = [dropout_of(out_type, dropout), *ends_of(out_type, layer_scale, drop_path)]
+            self.cross_attention = CrossAttentionBranch(
+                norm_for(out_type), memory_attention, SequentialModule(*ends), self.condition
+            )
         tail = [dropout_of(out_type, dropout)] if norm == "pre" else []
         self.feed_forward = SequentialModule(*feed_forward, *tail, *ends_of(out_type, layer_scale, drop_path))
 
@@ -235,6 +254,9 @@ class TransformerBlock(GridModule):
         input: GeometricTensor,
         mask: Tensor | None = None,
         condition: Tensor | GeometricTensor | None = None,
+        memory: GeometricTensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        memory_batch: Tensor | None = None,
     ) -> GeometricTensor:
         """Apply the block.
 
@@ -244,6 +266,9 @@ class TransformerBlock(GridModule):
                 norms at each position by itself.
             condition: of a block with a ``condition`` n: ``(B, n)``, or for each position ``(B, n, *space)`` or n
                 trivial fields on the grid, where no margin is taken off.
+            memory: of a block with a ``cross_attention``: the features that it attends to, of its ``key_type``.
+            memory_key_padding_mask, memory_batch: ``key_padding_mask`` and ``key_batch`` of
+                :meth:`GroupCrossAttention.forward`.
 
         Returns:
             features of type ``out_type``, on the same grid but for its margin.
@@ -252,9 +277,10 @@ class TransformerBlock(GridModule):
             TypeError: ``input`` is not a GeometricTensor, or ``condition`` no tensor of its precision.
             ValueError: it has another gspace or type, lies on scattered points, or nothing is left of it by ``crop``;
                 a mask of another shape, or for norms over positions; a condition of another shape, one for a block
-                that has none, or none for one that has.
+                that has none, or none for one that has; a memory likewise.
         """
         x = check_input(input, self.in_type, self)
+        seen = check_memory(self, self.cross_attention, memory, memory_key_padding_mask, memory_batch)
         if mask is not None:
             check_mask(mask, x.tensor)
             for norm in self.modules():
@@ -263,15 +289,16 @@ class TransformerBlock(GridModule):
                     raise ValueError(
                         'mask: got one, and norms of this block are over positions; needed norm_scope="position"'
                     )
-        if condition is None and self.condition is None:
-            return GeometricTensor(on_tensors(self, PlainTransformerBlock.forward, x.tensor, mask), self.out_type)
-        rows = condition_of(self, self.condition, condition, x)
-        if self.crop.margin and rows.dim() > 2:
-            raise ValueError(
-                f"condition: got one for each position, of which crop={self.crop.margin} takes some off; needed "
-                f"{(x.shape[0], self.condition)}"
-            )
-        return GeometricTensor(on_tensors(self, PlainConditionedBlock.forward, x.tensor, rows, mask), self.out_type)
+        rows = None
+        if condition is not None or self.condition is not None:
+            rows = condition_of(self, self.condition, condition, x)
+            if self.crop.margin and rows.dim() > 2:
+                raise ValueError(
+                    f"condition: got one for each position, of which crop={self.crop.margin} takes some off; needed "
+                    f"{(x.shape[0], self.condition)}"
+                )
+        y = on_tensors(self, PlainTransformerBlock.forward, x.tensor, mask, rows, *seen)
+        return GeometricTensor(y, self.out_type)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""
@@ -303,18 +330,90 @@ class TransformerBlock(GridModule):
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode: see :meth:`GroupSelfAttention.export`.
 
-        That of a block with a condition maps ``(x, condition, mask=None)`` to features.
+        It maps ``(x, mask=None, condition=None)`` to features. Behind these a block with a cross-attention takes
+        ``memory``, and perhaps ``key_padding_mask``, ``coords`` and ``batch`` of it.
         """
-        return exported_parts(self, PlainTransformerBlock if self.condition is None else PlainConditionedBlock)
+        return exported_parts(self, PlainTransformerBlock)
 
     def extra_repr(self) -> str:
         condition = "" if self.condition is None else f", condition={self.condition}"
         return f"norm={self.norm!r}, crop={self.crop.margin}{condition}"
 
 
+class CrossAttentionBranch(FieldModule):
+    """The residual branch of a block that attends to a memory.
+
+    Args:
+        norm: in front of the attention.
+        attention: from and to fields of the type of the norm.
+        after: behind it.
+        condition: the number of components of the condition; None without.
+    """
+
+    def __init__(
+        self,
+        norm: EquivariantModule,
+        attention: GroupCrossAttention,
+        after: EquivariantModule,
+        condition: int | None,
+    ):
+        super().__init__(attention.query_type, attention.out_type)
+        self.norm, self.attention, self.after = norm, attention, after
+        self.gate = None if condition is None else ConditionedGate(attention.out_type, condition)
+
+    def forward(
+        self,
+        input: GeometricTensor,
+        condition: Tensor | None,
+        memory: GeometricTensor,
+        key_padding_mask: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> GeometricTensor:
+        given = () if self.gate is None else (condition,)
+        attended = self.attention(self.norm(input, *given), memory, None, key_padding_mask, key_batch=batch)
+        branch = self.after(attended)
+        return input + (branch if self.gate is None else self.gate(branch, condition))
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output, which is that of the input."""
+        return self.attention.evaluate_output_shape(input_shape)
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode."""
+        return exported_parts(self, PlainCrossAttentionBranch)
+
+
+def _check_cross_attention(attention: Any, out_type: FieldType, norm: str) -> GroupCrossAttention | None:
+    """The attention to a memory of a block, if it can have this one; None without."""
+    if attention is None:
+        return None
+    if not isinstance(attention, GroupCrossAttention):
+        raise TypeError(f"cross_attention: got {type(attention).__name__}, needed a GroupCrossAttention")
+    if norm != "pre":
+        raise ValueError(f'cross_attention: got one with norm={norm!r}, needed norm="pre"')
+    for name in ("query_type", "out_type"):
+        if getattr(attention, name) != out_type:
+            raise ValueError(f"cross_attention: its {name} is {getattr(attention, name)}, needed {out_type}")
+    if attention.value_type != attention.key_type:
+        raise ValueError("cross_attention: got one with a value_type, needed one whose values are made of the keys")
+    return attention
+
+
+def check_memory(
+    block: EquivariantModule, attends: Any, memory: Any, key_padding_mask: Tensor | None, batch: Tensor | None
+) -> tuple[Any, ...]:
+    """What the cross-attention of a block takes of a memory, if it needs one and got one."""
+    name = type(block).__name__
+    if attends is None and not memory is key_padding_mask is batch is None:
+        raise ValueError(f"memory: {name} got one and has no cross-attention; leave it out")
+    if attends is not None and memory is None:
+        raise ValueError(f"memory: {name} got None, needed the features that its cross-attention attends to")
+    return () if attends is None else (memory, key_padding_mask, batch)
+
+
 def grid_block_options() -> list[str]:
     """The names of all options of a :class:`TransformerBlock`, those of its attention included."""
-    own = [*option_names(TransformerBlock), "attention_dropout", "condition"]
+    own = [*option_names(TransformerBlock), "attention_dropout", "condition", "cross_attention"]
     return [*own, *(n for n in option_names(GroupSelfAttention) if n not in own)]
 
 
@@ -330,8 +429,9 @@ def each_block(block: Mapping[str, Any] | None, blocks: int, taken: Collection[s
         TypeError: there is no such option, or the network has an argument for it.
     """
     options = dict(block or {})
-    # A network has no condition to call its blocks with.
-    check_options("block", options, [n for n in grid_block_options() if n not in (*taken, "condition")])
+    # A network has no condition and no memory to call its blocks with.
+    taken = (*taken, "condition", "cross_attention")
+    check_options("block", options, [n for n in grid_block_options() if n not in taken])
     rates = depth_rates(options.pop("drop_path", 0.0), blocks)
     return [{**options, "drop_path": rate} if rate else options for rate in rates]
 

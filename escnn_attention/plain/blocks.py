@@ -14,7 +14,7 @@ from escnn_attention.plain.point_attention import PointModule
 
 __all__ = [
     "ConditionedPointTransformerBlock",
-    "ConditionedTransformerBlock",
+    "CrossAttentionBranch",
     "DenseBlock",
     "DropPath",
     "LayerScale",
@@ -105,42 +105,56 @@ class DenseBlock(torch.nn.Module):
         return torch.cat([self.branch(x), self.crop(x)], dim=1)
 
 
-class TransformerBlock(torch.nn.Module):
-    """A transformer block: ``y = crop(shortcut(x) + after(attention(before(x))))``, then ``y + feed_forward(y)``."""
+class CrossAttentionBranch(torch.nn.Module):
+    """Attention to a memory with a residual connection, ``y + gate(after(attention(norm(y, c), memory)), c)``.
+
+    Without a gate there is no condition c.
+    """
 
     def __init__(
         self,
-        before: torch.nn.Module,
+        norm: torch.nn.Module,
         attention: torch.nn.Module,
         after: torch.nn.Module,
-        shortcut: torch.nn.Module,
-        crop: torch.nn.Module,
-        feed_forward: torch.nn.Module,
+        gate: torch.nn.Module | None = None,
     ):
         super().__init__()
-        self.before = before
+        self.norm = norm
         self.attention = attention
         self.after = after
-        self.shortcut = shortcut
-        self.crop = crop
-        self.feed_forward = feed_forward
+        self.gate = gate
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The block on features ``(B, in, *space)``; positions that a mask ``(B, *space)`` hides are left out."""
-        if mask is None:
-            y = self.crop(self.shortcut(x) + self.after(self.attention(self.before(x))))
-            return y + self.feed_forward(y)
-        hidden = ~mask.unsqueeze(1)
-        x = x.masked_fill(hidden, 0.0)
-        y = self.shortcut(x) + self.after(self.attention(self.before(x), mask))
-        hidden, y = self.crop(hidden.expand_as(y)), self.crop(y)
-        return (y + self.feed_forward(y)).masked_fill(hidden, 0.0)
+    def forward(
+        self,
+        y: Tensor,
+        condition: Tensor | None,
+        memory: Tensor,
+        key_padding_mask: Tensor | None = None,
+        coords: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> Tensor:
+        """Features like ``y``, ``(B, size, *space)``.
+
+        Args:
+            y: features.
+            condition: ``(B, n)``, or ``(B, n, *space)`` for one at each position.
+            memory: keys and values, ``(B, key size, *key_space)``, or at points ``(N, key size)``.
+            key_padding_mask: ``(B, *key_space)`` or ``(N,)``, True for keys to ignore.
+            coords, batch: of a memory at points, the coordinates ``(N, d)`` and the number of the sample of each.
+        """
+        arguments = (None, key_padding_mask, None, coords, None, batch)
+        if self.gate is None:
+            return y + self.after(self.attention(self.norm(y), memory, *arguments))
+        branch = self.after(self.attention(self.norm(y, condition), memory, *arguments))
+        z: Tensor = y + self.gate(branch, condition)
+        return z
 
 
-class ConditionedTransformerBlock(torch.nn.Module):
-    """A transformer block under a condition c, adaLN-Zero.
+class TransformerBlock(torch.nn.Module):
+    """A transformer block: ``y = crop(shortcut(x) + after(attention(before(x))))``, then ``y + feed_forward(y)``.
 
-    It is ``y = crop(shortcut(x) + attention_gate(after(attention(before(x, c))), c))``, then
+    Between the two stands the cross-attention of a block that has one. Under a condition c, adaLN-Zero, the block is
+    ``y = crop(shortcut(x) + attention_gate(after(attention(before(x, c))), c))``, then
     ``y + feed_forward_gate(feed_forward(feed_forward_norm(y, c)), c)``.
     """
 
@@ -149,12 +163,14 @@ class ConditionedTransformerBlock(torch.nn.Module):
         before: torch.nn.Module,
         attention: torch.nn.Module,
         after: torch.nn.Module,
-        attention_gate: torch.nn.Module,
         shortcut: torch.nn.Module,
         crop: torch.nn.Module,
-        feed_forward_norm: torch.nn.Module,
         feed_forward: torch.nn.Module,
-        feed_forward_gate: torch.nn.Module,
+        cross_attention: torch.nn.Module | None = None,
+        *,
+        attention_gate: torch.nn.Module | None = None,
+        feed_forward_norm: torch.nn.Module | None = None,
+        feed_forward_gate: torch.nn.Module | None = None,
     ):
         super().__init__()
         self.before = before
@@ -163,27 +179,37 @@ class ConditionedTransformerBlock(torch.nn.Module):
         self.attention_gate = attention_gate
         self.shortcut = shortcut
         self.crop = crop
+        self.cross_attention = cross_attention
         self.feed_forward_norm = feed_forward_norm
         self.feed_forward = feed_forward
         self.feed_forward_gate = feed_forward_gate
 
-    def forward(self, x: Tensor, condition: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, condition: Tensor | None = None, *memory: Tensor | None
+    ) -> Tensor:
         """The block on features ``(B, in, *space)``.
 
         Args:
             x: features.
-            condition: ``(B, n)``, or ``(B, n, *space)`` for one at each position.
             mask: ``(B, *space)``, False for positions to leave out.
+            condition: of a block that has one: ``(B, n)``, or ``(B, n, *space)`` for one at each position.
+            memory: what :meth:`CrossAttentionBranch.forward` takes behind the condition.
         """
-        if mask is not None:
-            x = x.masked_fill(~mask.unsqueeze(1), 0.0)
-        attended = self.attention(self.before(x, condition), *(() if mask is None else (mask,)))
-        y = self.crop(self.shortcut(x) + self.attention_gate(self.after(attended), condition))
-        branch = self.feed_forward(self.feed_forward_norm(y, condition))
-        z: Tensor = y + self.feed_forward_gate(branch, condition)
-        if mask is None:
-            return z
-        return z.masked_fill(self.crop(~mask.unsqueeze(1).expand(-1, z.shape[1], *mask.shape[1:])), 0.0)
+        hidden = None if mask is None else ~mask.unsqueeze(1)
+        if hidden is not None:
+            x = x.masked_fill(hidden, 0.0)
+        given = () if condition is None else (condition,)
+        branch = self.after(self.attention(self.before(x, *given), *(() if mask is None else (mask,))))
+        if self.attention_gate is not None:
+            branch = self.attention_gate(branch, condition)
+        y = self.crop(self.shortcut(x) + branch)
+        if self.cross_attention is not None:
+            y = self.cross_attention(y, condition, *memory)
+        if self.feed_forward_norm is None or self.feed_forward_gate is None:
+            z: Tensor = y + self.feed_forward(y)
+        else:
+            z = y + self.feed_forward_gate(self.feed_forward(self.feed_forward_norm(y, condition)), condition)
+        return z if hidden is None else z.masked_fill(self.crop(hidden.expand(-1, z.shape[1], *hidden.shape[2:])), 0.0)
 
 
 class PointTransformerBlock(PointModule):

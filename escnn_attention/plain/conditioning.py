@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from escnn_attention._checks import check_int
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.norms import LayerNorm
 
-__all__ = ["ConditionedNorm", "Modulation"]
+__all__ = ["ConditionedNorm", "Modulation", "TimestepEmbedding"]
 
 
 class Modulation(ExactBuffers):
@@ -87,3 +90,51 @@ class ConditionedNorm(torch.nn.Module):
         """The arguments are those of :meth:`Modulation.forward`."""
         y: Tensor = self.modulation(self.norm(x), condition, batch)
         return y
+
+
+class TimestepEmbedding(torch.nn.Module):
+    r"""Vectors of n invariants for times: the condition of a diffusion or a flow.
+
+    .. math:: c(t) = W_2\, \mathrm{SiLU}(W_1\, [\cos \omega t,\, \sin \omega t]), \qquad
+        \omega_i = 10000^{-2i/n}, \quad i < n/2
+
+    Args:
+        n: the number of components, an even number.
+        scale: by which times are multiplied first, such as 1000 for times between 0 and 1.
+
+    Shape:
+        ``(B,)`` to ``(B, n)``.
+
+    Raises:
+        TypeError: ``n`` is no integer.
+        ValueError: ``n`` is odd or not positive, or times of another shape.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import TimestepEmbedding
+        >>> TimestepEmbedding(16)(torch.rand(5)).shape
+        torch.Size([5, 16])
+
+    Source: Ho et al., "Denoising Diffusion Probabilistic Models", NeurIPS 2020; Peebles and Xie, "Scalable Diffusion
+    Models with Transformers", ICCV 2023.
+    """
+
+    def __init__(self, n: int, scale: float = 1000.0):
+        super().__init__()
+        if check_int("n", n) % 2:
+            raise ValueError(f"n: got {n}, needed an even number")
+        self.n, self.scale = n, float(scale)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(n, n), torch.nn.SiLU(), torch.nn.Linear(n, n))
+
+    def forward(self, times: Tensor) -> Tensor:
+        """The vectors of times ``(B,)``."""
+        if times.dim() != 1:
+            raise ValueError(f"times: got shape {tuple(times.shape)}, needed (B,)")
+        precision = next(self.parameters()).dtype
+        exponents = torch.arange(0, self.n, 2, dtype=torch.float64, device=times.device) / self.n
+        angles = self.scale * times.to(torch.float64).unsqueeze(1) * torch.exp(-math.log(10_000) * exponents)
+        embedded: Tensor = self.layers(torch.cat([angles.cos(), angles.sin()], 1).to(precision))
+        return embedded
+
+    def extra_repr(self) -> str:
+        return f"n={self.n}, scale={self.scale:g}"

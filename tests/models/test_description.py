@@ -19,6 +19,8 @@ from escnn_attention import (
     Samples,
     SeparableEncoding,
     encodings,
+    sequence_space,
+    space_time,
 )
 from escnn_attention.models import CNN, HybridNet
 from escnn_attention.models.description import DescriptionError, build, class_path, describe
@@ -51,6 +53,21 @@ def test_gspaces_are_described_by_escnn_names(name, arguments):
     described = by_json(describe(space))
     assert described["class_path"] == f"escnn.gspaces.{name}"
     assert build(described) == space
+
+
+GROUPS = [
+    group.cyclic_group(8),
+    group.dihedral_group(4),
+    group.octa_group(),
+    group.ico_group(),
+    group.full_octa_group(),
+]
+
+
+@pytest.mark.parametrize("fiber", GROUPS, ids=lambda fiber: fiber.name)
+def test_sequences_and_video(fiber):
+    assert build(by_json(describe(sequence_space(fiber)))) == sequence_space(fiber)
+    assert build(by_json(describe(space_time(gspaces.octaOnR3())))) == space_time(gspaces.octaOnR3())
 
 
 def test_field_types():
@@ -118,7 +135,7 @@ class Mine(MLPEncoding):
         (len, "got a builtin"),
         ({1: 2}, "got a dict"),
         ({"class_path": "os.mkdir"}, "got a dict"),
-        (gspaces.no_base_space(group.cyclic_group(2)), "got a GSpace0D"),
+        (gspaces.no_base_space(group.so2_group()), "got the group"),
         (gspaces.dihedralOnR3(1), "gspace"),
     ],
     ids=str,

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 from escnn import group, gspaces
-from escnn.nn import FieldType
+from escnn.nn import FieldType, GeometricTensor
+from torch.utils.checkpoint import checkpoint
 
-from escnn_attention import sequence_space
-from escnn_attention.models import FieldTransformer
+from escnn_attention import equivariance_report, sequence_space
+from escnn_attention.models import FieldTransformer, from_pretrained
 from tests import spaces
 from tests.layers import drawn
 
@@ -18,15 +19,19 @@ N = 4
 
 def head(in_type=ACTION, out_type=ACTION, **options):
     return drawn(
-        FieldTransformer(in_type, out_type, **{"fields": 2, "num_blocks": 2, "num_heads": 1, "condition": N, **options})
+        FieldTransformer(
+            in_type, out_type, **{"fields": 2, "num_decoder_layers": 2, "num_heads": 1, "condition": N, **options}
+        )
     )
 
 
 def error(network, x, condition):
     with torch.no_grad():
-        y = network(x, condition)
+        y = network(x, condition=condition)
         return max(
-            float((network(x.transform_fibers(g), condition).tensor - y.transform_fibers(g).tensor).abs().max())
+            float(
+                (network(x.transform_fibers(g), condition=condition).tensor - y.transform_fibers(g).tensor).abs().max()
+            )
             for g in spaces.generators(x.type.gspace)
         )
 
@@ -42,7 +47,7 @@ def test_equivariant_for_any_weights(name, block):
     network, x = head(fields, fields, block=block), spaces.random_field(fields, 5)
     condition = torch.randn(2, N).double()
     assert error(network, x, condition) < 1e-10
-    assert (network(x, condition).tensor - network(x, -condition).tensor).abs().max() > 1e-2
+    assert (network(x, condition=condition).tensor - network(x, condition=-condition).tensor).abs().max() > 1e-2
     network.norm.plain.modulation.field = torch.arange(network.norm.in_type.size) % 2
     assert error(network, x, condition) > 1e-4  # the negative control: a scale for each pose
 
@@ -50,10 +55,10 @@ def test_equivariant_for_any_weights(name, block):
 def test_causal_outputs_do_not_see_later_inputs():
     network, x, condition = head(block={"causal": True}), spaces.random_field(ACTION, 6), torch.randn(2, N).double()
     later = ACTION(torch.cat([x.tensor[..., :3], torch.randn(2, 3, 3).double()], 2))
-    same = network(x, condition).tensor[..., :3] - network(later, condition).tensor[..., :3]
+    same = (network(x, condition=condition).tensor - network(later, condition=condition).tensor)[..., :3]
     assert same.abs().max() < 1e-12
     other = head()
-    assert (other(x, condition).tensor - other(later, condition).tensor)[..., :3].abs().max() > 1e-3
+    assert (other(x, condition=condition).tensor - other(later, condition=condition).tensor)[..., :3].abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("condition", [None, N])
@@ -63,14 +68,188 @@ def test_exports_and_masks(condition):
     mask = torch.tensor([[True] * 5, [True, True, True, False, False]])
     plain = network.export()
     for hidden in (None, mask):
-        torch.testing.assert_close(plain(x.tensor, c, hidden), network(x, c, hidden).tensor)
-    y = network(x, c, mask).tensor
+        torch.testing.assert_close(plain(x.tensor, None, c, hidden), network(x, condition=c, mask=hidden).tensor)
+    y = network(x, condition=c, mask=mask).tensor
     assert not y[1, :, 3:].any()
-    alone = network(ACTION(x.tensor[1:, :, :3]), None if c is None else c[1:]).tensor
+    alone = network(ACTION(x.tensor[1:, :, :3]), condition=None if c is None else c[1:]).tensor
     torch.testing.assert_close(y[1:, :, :3], alone)
-    arguments = (x.tensor,) if c is None else (x.tensor, c)
+    arguments = (x.tensor, None, c)
     program = torch.export.export(plain, arguments, strict=False).module()
-    np.testing.assert_allclose(program(*arguments).detach(), network(x, c).tensor.detach(), atol=1e-10)
+    np.testing.assert_allclose(program(*arguments).detach(), network(x, condition=c).tensor.detach(), atol=1e-10)
+
+
+D4, OCTAHEDRAL = gspaces.flipRot2dOnR2(4), gspaces.octaOnR3()
+
+
+def points(fields, number):
+    coords = torch.randn(number, fields.gspace.dimensionality).double()
+    return GeometricTensor(torch.randn(number, fields.size).double(), fields, coords)
+
+
+MEMORIES = {
+    "image": (D4, lambda fields: spaces.random_field(fields, 4, 4), {}),
+    "encoded image": (D4, lambda fields: spaces.random_field(fields, 4, 4), {"num_encoder_layers": 1}),
+    "volume": (OCTAHEDRAL, lambda fields: spaces.random_field(fields, 2, 2, 2), {"fields": 1}),
+    "sequence": (
+        sequence_space(group.dihedral_group(4)),
+        lambda fields: spaces.random_field(fields, 6),
+        {"num_encoder_layers": 1},
+    ),
+    "points": (OCTAHEDRAL, lambda fields: points(fields, 7), {"fields": 1}),
+}
+
+
+def decoder(name, **options):
+    """A network with a memory, its input, memory and condition, and further arguments."""
+    space, make, own = MEMORIES[name]
+    fibers, mixture = space.fibergroup, spaces.mixed(space)
+    tokens = sequence_space(fibers)
+    action = FieldType(tokens, [fibers.irreps()[-1], tokens.trivial_repr])
+    sizes = {"num_decoder_layers": 1, "memory_type": mixture, "cross_attention": {"encoding": "mlp"}}
+    network = head(action, action, **{**sizes, **own, **options})
+    batch = {"memory_batch": torch.tensor([0, 0, 0, 1, 1, 1, 1])} if name == "points" else {}
+    x, c = spaces.random_field(action, 5), torch.randn(2, N).double()
+    return network, x, {"memory": make(mixture), "condition": c, **batch}
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_with_a_memory_it_is_equivariant(name):
+    network, x, others = decoder(name)
+    report = equivariance_report(network, x.shape, arguments=others)
+    assert report.relative_error < 1e-10
+    y = network(x, **others).tensor
+    assert (network(x, **{**others, "memory": others["memory"] * 2.0}).tensor - y).abs().max() > 1e-4
+    if name != "sequence":  # which has no places
+        action = network.blocks[0].cross_attention.attention.plain.inverse_action
+        action[:] = action.roll(1, 0)  # the negative control: places as seen from other poses
+        errors = []
+        for g in spaces.generators(others["memory"].type.gspace):
+            found = network(x.transform(g), **{**others, "memory": others["memory"].transform(g)}).tensor
+            errors.append((found - network(x, **others).transform(g).tensor).abs().max())
+        assert max(errors) > 1e-4
+
+
+def test_a_memory_of_shuffled_poses_is_noticed():
+    network, x, others = decoder("encoded image")
+    encoded = network.encode(others["memory"])
+    with torch.no_grad():
+        torch.testing.assert_close(network.decode(x, encoded, others["condition"]).tensor, network(x, **others).tensor)
+
+    class Shuffled(FieldTransformer):
+        def encode(self, memory, key_padding_mask=None):
+            y = super().encode(memory, key_padding_mask)
+            tensor = y.tensor.clone()
+            tensor[:, :8] = tensor[:, [1, 0, *range(2, 8)]]
+            return GeometricTensor(tensor, y.type)
+
+    network.__class__ = Shuffled
+    assert equivariance_report(network, x.shape, arguments=others).relative_error > 1e-4
+
+
+def test_a_causal_decoder_sees_all_of_its_memory():
+    network, x, others = decoder("image", block={"causal": True})
+    later = network.in_type(torch.cat([x.tensor[..., :3], torch.randn(2, x.shape[1], 2).double()], 2))
+    y = network(x, **others).tensor
+    assert (y - network(later, **others).tensor)[..., :3].abs().max() < 1e-12
+    memory = others["memory"].tensor.clone()
+    memory[..., -1, -1] += 1
+    other = network(x, **{**others, "memory": GeometricTensor(memory, network.memory_type)}).tensor
+    assert (y - other).abs().amax(1).min() > 1e-6  # at every time
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_masked_memory_reaches_nothing(name):
+    network, x, others = decoder(name)
+    memory = others["memory"]
+    mask = torch.zeros(len(memory.tensor), *memory.shape[2:], dtype=torch.bool)
+    mask[-1:] = mask.new_tensor(True) if memory.coords is not None else mask[-1:]
+    mask[..., -1:] = True
+    y = network(x, **others, memory_key_padding_mask=mask).tensor
+    assert (y - network(x, **others).tensor).abs().max() > 1e-6
+    hidden = memory.tensor.masked_fill(mask.unsqueeze(1), torch.nan).requires_grad_()
+    changed = {**others, "memory": GeometricTensor(hidden, memory.type, memory.coords)}
+    found = network(x, **changed, memory_key_padding_mask=mask).tensor
+    torch.testing.assert_close(found, y)
+    gradients = torch.autograd.grad(found.sum(), [hidden, *network.parameters()], allow_unused=True)
+    assert all(g.isfinite().all() for g in gradients if g is not None)
+    assert not gradients[0].masked_select(mask.unsqueeze(1)).any()
+
+
+@pytest.mark.parametrize("name", ["encoded image", "sequence", "points"])
+def test_a_memory_passes_through_exports_folders_and_checkpoints(name, tmp_path):
+    network, x, others = decoder(name)
+    memory, c = others["memory"], others["condition"]
+    y = network(x, **others).tensor
+    plain = network.export()
+    arguments = (x.tensor, memory.tensor, c)
+    if memory.coords is not None:
+        arguments = (*arguments, None, None, memory.coords, others["memory_batch"])
+    torch.testing.assert_close(plain(*arguments), y)
+    program = torch.export.export(plain, arguments, strict=False)
+    torch.testing.assert_close(program.module()(*arguments), y)
+    network.save_pretrained(tmp_path)
+    torch.testing.assert_close(from_pretrained(tmp_path)(x, **others).tensor, y)
+
+    def output(*given):
+        return network(network.in_type(given[0]), **others).tensor
+
+    leaf = x.tensor.clone().requires_grad_()
+    gradients = [
+        torch.autograd.grad(f(leaf).square().sum(), [leaf, *network.parameters()])
+        for f in (output, lambda given: checkpoint(output, given, use_reentrant=False))
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.sampled(1, of="exported files")
+def test_a_decoder_in_onnx():
+    network, x, others = decoder("encoded image")
+    plain = network.export().float()
+    arguments = tuple(t.float() for t in (x.tensor, others["memory"].tensor, others["condition"]))
+    program = torch.export.export(plain, arguments, strict=False)
+    runtime = pytest.importorskip("onnxruntime")
+    model = torch.onnx.export(program, dynamo=True, verbose=False).model_proto.SerializeToString()
+    session = runtime.InferenceSession(model)
+    names = [argument.name for argument in session.get_inputs()]
+    (found,) = session.run(None, {name: t.numpy() for name, t in zip(names, arguments, strict=True)})
+    np.testing.assert_allclose(found, plain(*arguments).detach(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.sampled(1, of="compiled modules")
+def test_a_decoder_is_compiled_to_one_graph():
+    network, x, others = decoder("image")
+    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, **others).tensor, network(x, **others).tensor)
+
+
+def test_a_memory_that_does_not_fit():
+    network, x, others = decoder("encoded image")
+    memory, c = others["memory"], others["condition"]
+    volume = spaces.random_field(spaces.mixed(OCTAHEDRAL), 2, 2, 2)
+    mask = torch.zeros(2, 4, 3, dtype=torch.bool)
+    scattered = points(network.memory_type, 3)
+    for arguments, message in (
+        ({"memory": None}, "memory: FieldTransformer got None"),
+        ({"memory": volume}, "memory: .*gspace"),
+        ({"memory": scattered}, "memory: got scattered points"),
+        ({"memory": memory, "memory_key_padding_mask": mask}, "memory_key_padding_mask: .*shape"),
+        ({"memory": GeometricTensor(memory.tensor[:1], memory.type)}, "keys: got 1 images"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            network(x, condition=c, **arguments)
+    with pytest.raises(ValueError, match="memory: FieldTransformer got one and was made without"):
+        head(condition=None)(spaces.random_field(ACTION, 5), spaces.random_field(ACTION, 5))
+    scalars = FieldType(D4, [D4.trivial_repr])
+    for options, error, message in (
+        ({"memory_type": scalars}, ValueError, "memory_type: its fiber group is D4"),
+        ({"memory_type": "image"}, TypeError, "memory_type: "),
+        ({"num_encoder_layers": 1}, ValueError, "num_encoder_layers: .*no memory_type"),
+        ({"cross_attention": {"encoding": "mlp"}}, ValueError, "cross_attention: .*no memory_type"),
+        ({"encoder_block": {"keys": "own"}}, ValueError, "encoder_block: .*no encoder layers"),
+        ({"memory_type": ACTION, "cross_attention": {"key_type": ACTION}}, TypeError, "key_type: cross_attention"),
+    ):
+        with pytest.raises(error, match=message):
+            head(**options)
 
 
 def test_bad_arguments():
@@ -81,4 +260,4 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="condition: FieldTransformer got None"):
         head()(spaces.random_field(ACTION, 5))
     with pytest.raises(ValueError, match=r"condition: FieldTransformer .*has none"):
-        head(condition=None)(spaces.random_field(ACTION, 5), torch.randn(2, N).double())
+        head(condition=None)(spaces.random_field(ACTION, 5), condition=torch.randn(2, N).double())

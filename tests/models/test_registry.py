@@ -21,6 +21,8 @@ SMALL = {
     "attentive-resnet44-cifar10": {"width": (1, 1, 1), "blocks": 1},
     "dense-net-pcam": {},
     "gsa-net-cifar10": {"channels": 6},
+    "diffusion-policy": {"fields": 2, "num_heads": 1, "num_encoder_layers": 1, "num_decoder_layers": 1},
+    "field-unet-digits": {"widths": (2, 4), "convolutions": 1, "attention": (0, 1)},
     "gsa-net-pcam": {"channels": 6},
     "gsa-net-r8-rotmnist": {"widths": (2, 2, 2)},
     "gsa-net-rotmnist": {"widths": (2, 2, 2)},

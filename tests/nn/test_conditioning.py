@@ -13,6 +13,7 @@ from escnn_attention import (
     ConditionedGate,
     FieldLayerNorm,
     PointTransformerBlock,
+    TimestepEmbedding,
     TransformerBlock,
     sequence_space,
 )
@@ -405,6 +406,17 @@ def test_every_parameter_trains_once_gates_are_open():
         assert parameter.grad.abs().max() > 0, name
 
 
+def test_times():
+    embedding = TimestepEmbedding(6, scale=10.0).double()
+    t = torch.tensor([0.0, 0.3], dtype=torch.float64)
+    angles = 10 * t[:, None] * torch.tensor([1.0, 10_000 ** (-1 / 3), 10_000 ** (-2 / 3)], dtype=torch.float64)
+    torch.testing.assert_close(embedding(t), embedding.layers(torch.cat([angles.cos(), angles.sin()], 1)))
+    with pytest.raises(ValueError, match="n: got 5, needed an even"):
+        TimestepEmbedding(5)
+    with pytest.raises(ValueError, match="times: got shape"):
+        embedding(t[:, None])
+
+
 def test_masks_of_a_block():
     fields = FieldType(C4, [C4.regular_repr, C4.irrep(1)])
     block, x = perturbed(block_on(fields, kernel_size=3)), spaces.random_field(fields, 5, 5)
@@ -414,7 +426,7 @@ def test_masks_of_a_block():
     assert not y.movedim(1, -1)[~mask].any()
     alone = block(fields(x.tensor[:1, :, :3, :4]), condition=condition[:1]).tensor
     torch.testing.assert_close(y[:1, :, :3, :4], alone)
-    torch.testing.assert_close(block.export()(x.tensor, condition, mask), y)
+    torch.testing.assert_close(block.export()(x.tensor, mask, condition), y)
     over_positions = block_on(fields, norm_scope="sample").double()
     with pytest.raises(ValueError, match="mask: got one, and norms of this block are over positions"):
         over_positions(x, mask, condition)
@@ -446,11 +458,11 @@ def test_files_of_a_block(tmp_path):
     block = perturbed(block_on(fields, kernel_size=3)).float()
     plain, free = block.export(), {0: torch.export.Dim("batch", max=99)}
     x, condition = torch.randn(3, fields.size, 4, 4), torch.randn(3, N)
-    program = torch.export.export(plain, (x[:2], condition[:2]), dynamic_shapes=(free, free), strict=False)
+    program = torch.export.export(plain, (x[:2], None, condition[:2]), dynamic_shapes=(free, None, free), strict=False)
     torch.export.save(program, tmp_path / "block.pt2")
     expected = block(fields(x), condition=condition).tensor
     loaded = torch.export.load(tmp_path / "block.pt2").module()
-    torch.testing.assert_close(loaded(x, condition), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loaded(x, None, condition), expected, rtol=1e-5, atol=1e-5)
     session = pytest.importorskip("onnxruntime").InferenceSession(
         torch.onnx.export(program, dynamo=True, verbose=False).model_proto.SerializeToString()
     )
