@@ -29,7 +29,9 @@ class _Commands(TyperGroup):
 
     def main(self, args: Sequence[str] | None = None, **options: Any) -> NoReturn:  # type: ignore[override]
         given = list(sys.argv[1:] if args is None else args)
-        with stoppable(lambda name: _say_stopped(name, given)):
+        with stoppable(lambda name: _say_stopped(name, given)), warnings.catch_warnings():
+            # escnn warns at import that an optional package, which no finite group on the plane needs, is missing.
+            warnings.filterwarnings("ignore", message=".*py3nj.*")
             try:
                 status = super().main(given or ["--help"], **{**options, "standalone_mode": False})
             except _MisuseError as error:
@@ -175,8 +177,7 @@ def export(
     The file is given random images or clouds, and the same transformed by the group, before it takes its place.
     """
     console = Console()
-    with console.status("loading torch and escnn"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*py3nj.*")
+    with console.status("loading torch and escnn"):
         from escnn_attention.training.errors import UserError
         from escnn_attention.training.experiment.export import export_network
     try:
@@ -196,11 +197,10 @@ def export(
 
 
 def _run_experiment(command: str, arguments: Sequence[str]) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*py3nj.*")
-        from escnn_attention.training.errors import UserError
-        from escnn_attention.training.experiment import run_experiment
-        from escnn_attention.training.experiment.pretrained import is_asked_for, run_pretrained
+    from escnn_attention.training.errors import UserError
+    from escnn_attention.training.experiment import run_experiment
+    from escnn_attention.training.experiment.pretrained import is_asked_for, run_pretrained
+
     try:
         if command == "test" and is_asked_for(arguments):
             print(run_pretrained(arguments))
@@ -218,9 +218,7 @@ def _fail(error: Exception) -> NoReturn:
 def _run_comparison(settings: Settings, threads: int | None) -> None:
     console = Console()
     # Imported late: --help and mistakes in the options need nothing of it.
-    with console.status("loading torch, escnn and Lightning"), warnings.catch_warnings():
-        # escnn warns at import that an optional package, which no finite group on the plane needs, is missing.
-        warnings.filterwarnings("ignore", message=".*py3nj.*")
+    with console.status("loading torch, escnn and Lightning"):
         from escnn_attention.training.comparison.compare import compare as run
         from escnn_attention.training.comparison.console import ConsoleReporter, result_table
         from escnn_attention.training.errors import UserError

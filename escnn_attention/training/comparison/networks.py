@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from escnn import gspaces
 from escnn.gspaces import GSpace
 from torch import nn
 
+from escnn_attention.models.description import build
 from escnn_attention.models.registry import description_of
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.network import build_described
@@ -77,8 +77,7 @@ def gspace_by_name(name: str) -> GSpace:
         >>> gspace_by_name("d4").fibergroup.order()
         8
     """
-    described = describe_gspace(name)
-    space: GSpace = getattr(gspaces, described["class_path"].rpartition(".")[2])(**described.get("init_args", {}))
+    space: GSpace = build(describe_gspace(name))
     return space
 
 

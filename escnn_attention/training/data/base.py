@@ -133,12 +133,18 @@ class DataInParts(pl.LightningDataModule, ABC):
     workers, nor of whether the run was interrupted after an earlier epoch. What does not fill a batch at the end of an
     epoch is left out, unless ``drop_last`` is false. Of the validation and test parts everything is seen exactly once.
 
-    A subclass defines the content of the data set and its place.
+    A subclass defines the content of the data set and its place. In a configuration file::
+
+        data:
+          class_path: escnn_attention.training.data.RotMNIST
+          init_args:
+            batch_size: 8
 
     Args:
         batch_size: things in a training step over all processes together; a multiple of their number.
-        seed: of the order of the training part.
-        num_workers: processes that prepare batches; 0 does it in the training process.
+        seed: of the order of the training part, of random changes of it, and of clouds that are generated.
+        num_workers: processes that prepare batches; 0 does it in the training process, which is fast enough for small
+            images.
         eval_batch_size: things in a validation or test step over all processes together; by default ``batch_size``.
         limits: of each part, use the first so many only; ``None`` for all.
         drop_last: whether what does not fill a batch is left out of an epoch; if not, it is a smaller batch.
@@ -156,11 +162,11 @@ class DataInParts(pl.LightningDataModule, ABC):
 
     def __init__(
         self,
-        batch_size: int,
-        seed: int,
-        num_workers: int,
-        eval_batch_size: int | None,
-        limits: Mapping[str, int | None],
+        batch_size: int = 64,
+        seed: int = 0,
+        num_workers: int = 0,
+        eval_batch_size: int | None = None,
+        limits: Mapping[str, int | None] | None = None,
         drop_last: bool = True,
     ) -> None:
         super().__init__()
@@ -169,16 +175,13 @@ class DataInParts(pl.LightningDataModule, ABC):
         self.seed = seed
         self.num_workers = num_workers
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
-        self.limits = dict(limits)
+        self.limits = dict(limits or {})
         self._sources: dict[str, Source] = {}
         counts = {"batch_size": batch_size, "eval_batch_size": self.eval_batch_size}
         counts |= {f"limit_{part}": limit for part, limit in self.limits.items() if limit is not None}
         integers(**counts, seed=seed, num_workers=num_workers)
         at_least(1, **counts)
         at_least(0, seed=seed, num_workers=num_workers)
-
-    def _prepare(self) -> None:
-        """Make or download files, in one process of a node."""
 
     @abstractmethod
     def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
@@ -187,10 +190,6 @@ class DataInParts(pl.LightningDataModule, ABC):
     @abstractmethod
     def _batches(self, part: str) -> Dataset[Any]:
         """A data set that answers a :class:`Draw` with a batch."""
-
-    def prepare_data(self) -> None:
-        """Make or download files. Lightning calls it in one process of a node."""
-        self._prepare()
 
     def setup(self, stage: str | None = None) -> None:
         """Load the parts of a stage: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"``, or all of them."""
@@ -325,16 +324,32 @@ def _check_shares(name: str, batch_size: int, world_size: int, things: str) -> N
 class PublishedData(DataInParts, ABC):
     """Data in three parts that is read from published files in a folder.
 
-    Attributes:
-        folder: the folder to look in, and to download into; None for the one of the environment or of the user.
+    Args:
+        folder: the folder to look in, and to download into; it must exist. By default ``$ESCNN_ATTENTION_DATA``, or
+            ``~/.cache/escnn-attention``, which is made.
+        limit_train, limit_valid, limit_test: of each part, use the first so many only.
         download: whether to download what the folder lacks.
+        **options: of :class:`DataInParts`, such as ``batch_size``.
+
+    Raises:
+        UserError: as :class:`DataInParts` raises; the data is not there and cannot be had; a file is damaged.
     """
 
     files: ClassVar[str]
     """The files that are looked for, for people."""
 
-    folder: Path | None
-    download: bool
+    def __init__(
+        self,
+        folder: Path | None = None,
+        limit_train: int | None = None,
+        limit_valid: int | None = None,
+        limit_test: int | None = None,
+        download: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(limits={"train": limit_train, "valid": limit_valid, "test": limit_test}, **options)
+        self.folder = folder
+        self.download = download
 
     @abstractmethod
     def _prepare_folder(self, folder: Path) -> None:
@@ -344,7 +359,8 @@ class PublishedData(DataInParts, ABC):
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, Source] | None:
         """The parts asked for, at least the first so many of each, or ``None`` where the folder lacks a file."""
 
-    def _prepare(self) -> None:
+    def prepare_data(self) -> None:
+        """Download files. Lightning calls it in one process of a node."""
         self._prepare_folder(self._folder())
 
     def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, Source]:

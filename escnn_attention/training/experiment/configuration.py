@@ -77,12 +77,22 @@ def with_recipe(arguments: Sequence[str]) -> list[str]:
         UserError: there is no such recipe.
     """
     command, *options = arguments or [""]
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--recipe", nargs="?")
-    known, others = parser.parse_known_args(options)
+    known, others = known_options(options, "--recipe")
     if command != "fit" or known.recipe is None:
         return list(arguments)
     return [command, "--config", json.dumps(recipe(known.recipe)), *others]
+
+
+def known_options(arguments: Sequence[str], *names: str) -> tuple[argparse.Namespace, list[str]]:
+    """The values of a few options, which have to be known before all are parsed, and the other arguments."""
+    kinds: dict[str, dict[str, Any]] = {
+        "--config": {"action": "append", "default": []},
+        "--trust": {"action": "store_true"},
+    }
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in names:
+        parser.add_argument(*(["-c"] if name == "--config" else []), name, **kinds.get(name, {"nargs": "?"}))
+    return parser.parse_known_args(list(arguments))
 
 
 def find_task(arguments: Sequence[str] | Mapping[str, Any]) -> str:
@@ -93,10 +103,7 @@ def find_task(arguments: Sequence[str] | Mapping[str, Any]) -> str:
     """
     if isinstance(arguments, Mapping):
         return str(arguments.get("task", "classification"))
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-c", "--config", action="append", default=[])
-    parser.add_argument("--task")
-    known, _ = parser.parse_known_args(list(arguments))
+    known, _ = known_options(arguments, "--config", "--task")
     task = "classification"
     for path in known.config:
         try:
@@ -125,11 +132,8 @@ def with_configuration(arguments: Sequence[str], name: str) -> list[str]:
             ``--trust``.
     """
     command, *options = arguments or [""]
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-c", "--config", action="append")
-    parser.add_argument("--folder")
-    parser.add_argument("--trust", action="store_true")
-    known, _ = parser.parse_known_args([option for option in options if option not in ("-h", "--help")])
+    asked = [option for option in options if option not in ("-h", "--help")]
+    known, _ = known_options(asked, "--config", "--folder", "--trust")
     kept = Path(known.folder) / name if known.folder else None
     by_itself = any(option.startswith(("-h", "--help", "--print_config", "--model", "--data")) for option in options)
     if command == "fit" or known.config:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 import logging
 import tempfile
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim
 
 from escnn_attention.equivariance.report import EquivarianceReport, equivariance_report
 from escnn_attention.exporting.loops import why_no_loops
@@ -42,44 +40,16 @@ _MOST_IMAGES = 2**31 - 1
 """Without a bound PyTorch 2.7 asks whether there are as many as its slices have for an end, and stops."""
 
 
-class Subject(ABC):
-    """A network that is written to a file.
-
-    Attributes:
-        inputs: the names of what the file takes.
-        output: the name of its output.
-    """
-
-    inputs: tuple[str, ...]
-    output: ClassVar[str]
-
-    @abstractmethod
-    def things(self) -> str:
-        """The things of which the file takes any number."""
-
-    @abstractmethod
-    def plain(self) -> torch.nn.Module:
-        """The network as a module of the inputs, without escnn, in float32."""
-
-    @abstractmethod
-    def shapes(self) -> tuple[dict[int, Any], ...]:
-        """The axes of the inputs whose size is free."""
-
-    @abstractmethod
-    def trials(self) -> Iterator[tuple[Tensor, ...]]:
-        """Inputs of several sizes, the first of them to write the file by."""
-
-    @abstractmethod
-    def equivariance(self, run: Run, tolerance: float) -> EquivarianceReport | None:
-        """The equivariance of the file; None for a network without a group."""
-
-
-class ImageSubject(Subject):
-    """A classifier of images.
+class ImageSubject:
+    """A classifier of images that is written to a file.
 
     Args:
         network: the classifier.
         shape: of an image, ``(channels, *space)``.
+
+    Attributes:
+        inputs: the names of what the file takes.
+        output: the name of its output.
     """
 
     inputs = ("images",)
@@ -90,21 +60,26 @@ class ImageSubject(Subject):
         self.shape = shape
 
     def things(self) -> str:
+        """The things of which the file takes any number."""
         return f"images {'×'.join(map(str, self.shape))}"
 
     def plain(self) -> torch.nn.Module:
+        """The network as a module of the inputs, without escnn, in float32."""
         network = self.network
         plain = network.export() if hasattr(network, "export") else copy.deepcopy(network).eval()
         return cast(torch.nn.Module, plain.float())
 
     def shapes(self) -> tuple[dict[int, Any], ...]:
+        """The axes of the inputs whose size is free."""
         return ({0: Dim("batch", max=_MOST_IMAGES)},)
 
     def trials(self) -> Iterator[tuple[Tensor, ...]]:
+        """Inputs of several sizes, the first of them to write the file by."""
         for number in (2, 1, 3):
             yield (torch.randn(number, *self.shape, generator=torch.Generator().manual_seed(number)),)
 
     def equivariance(self, run: Run, tolerance: float) -> EquivarianceReport | None:
+        """The equivariance of the file; None for a network without a group."""
         network = self.network
         if getattr(network, "in_type", None) is None:
             return None
@@ -112,10 +87,10 @@ class ImageSubject(Subject):
         return equivariance_report(logits, (2, *self.shape), layers=False, tolerance=tolerance)
 
 
-class CloudSubject(Subject):
-    """A network of points.
+class CloudSubject:
+    """A network of points that is written to a file, with the attributes and methods of :class:`ImageSubject`.
 
-    Its file takes the points of all clouds end to end, with the number of the cloud of each, and the features of pairs
+    The file takes the points of all clouds end to end, with the number of the cloud of each, and the features of pairs
     of points if the network takes some.
 
     Args:
@@ -163,6 +138,10 @@ class CloudSubject(Subject):
         file = _CloudsInFile(run, self.network, others)
         shape = tuple(first.shape)
         return equivariance_report(file, shape, layers=False, tolerance=tolerance, coords=coords.double())
+
+
+Subject = ImageSubject | CloudSubject
+"""A network that is written to a file."""
 
 
 class _OfInputs(torch.nn.Module):
@@ -364,13 +343,15 @@ def export_network(
         FILE: got network.tflite, needed a name that ends in .onnx or .pt2
     """
     path = Path(file)
-    _check_file(path, replace)
-    _check_opset(path, opset)
-    kind = _kind(path, compiled)
+    kind = _checked_kind(path, opset, compiled, replace)
     subject = _subject(source, size)
     plain = subject.plain()
-    content = _WRITERS[kind](subject, plain, opset or DEFAULT_OPSET)
-    run = _read(path, kind, subject, content)
+    content = _written(kind, subject, plain, opset or DEFAULT_OPSET)
+    try:
+        run = _loaded(kind, subject, content)
+    except Exception as caught:  # onnxruntime has many
+        first, *_ = str(caught).splitlines() or [type(caught).__name__]
+        raise UserError(f"{path}: it cannot be read again, and is not written: {first}") from caught
     error = _largest_error(run, plain, subject)
     if not error <= _TOLERANCE:
         raise UserError(
@@ -401,8 +382,8 @@ def _subject(source: str | Path, size: int | None) -> Subject:
     return subject_of(network, checkpoint, size, trained["configuration"].get("data") if trained else None)
 
 
-def _check_file(path: Path, replace: bool) -> None:
-    """The file may be written."""
+def _checked_kind(path: Path, opset: int | None, compiled: bool, replace: bool) -> str:
+    """The kind of a file that may be written: its suffix, or ``"compiled"``."""
     if path.suffix not in (".onnx", ".pt2"):
         raise UserError(f"FILE: got {path}, needed a name that ends in .onnx or .pt2")
     if path.is_dir():
@@ -414,10 +395,14 @@ def _check_file(path: Path, replace: bool) -> None:
     missing = [name for name in _PACKAGES if find_spec(name) is None] if path.suffix == ".onnx" else []
     if missing:
         raise UserError(f"FILE: .onnx needs {', '.join(missing)}: the extra export has them, or write .pt2")
+    if opset is not None:
+        if path.suffix != ".onnx":
+            raise UserError(f"--opset: got {opset} for {path.name}, which has none; leave it out, or write .onnx")
+        import onnx
 
-
-def _kind(path: Path, compiled: bool) -> str:
-    """The key of the writer and reader of a file."""
+        newest = onnx.defs.onnx_opset_version()
+        if not OLDEST_OPSET <= opset <= newest:
+            raise UserError(f"--opset: got {opset}, needed one from {OLDEST_OPSET} to {newest}")
     if not compiled:
         return path.suffix
     if path.suffix != ".pt2":
@@ -427,90 +412,43 @@ def _kind(path: Path, compiled: bool) -> str:
     return "compiled"
 
 
-def _check_opset(path: Path, opset: int | None) -> None:
-    """The version of the operators is one that can be written."""
-    if opset is None:
-        return
-    if path.suffix != ".onnx":
-        raise UserError(f"--opset: got {opset} for {path.name}, which has none; leave it out, or write .onnx")
-    import onnx
-
-    newest = onnx.defs.onnx_opset_version()
-    if not OLDEST_OPSET <= opset <= newest:
-        raise UserError(f"--opset: got {opset}, needed one from {OLDEST_OPSET} to {newest}")
-
-
-def _write_program(subject: Subject, plain: torch.nn.Module, _: int) -> bytes:
-    with io.BytesIO() as stream, _quietly():
-        torch.export.save(_program(subject, plain), stream)
-        return stream.getvalue()
-
-
-def _program(subject: Subject, plain: torch.nn.Module) -> ExportedProgram:
-    """The exported program of the network."""
-    # As newer versions of PyTorch do by default: trace the network instead of reading its code.
-    return torch.export.export(plain, next(subject.trials()), dynamic_shapes=subject.shapes(), strict=False)
-
-
-def _read_program(_: Subject, content: bytes) -> Run:
-    with _quietly():
-        return torch.export.load(io.BytesIO(content)).module()
-
-
-def _write_package(subject: Subject, plain: torch.nn.Module, _: int) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="escnn_attention") as folder, _quietly():
+def _written(kind: str, subject: Subject, plain: torch.nn.Module, opset: int) -> bytes:
+    """The content of a file."""
+    with _quietly(), tempfile.TemporaryDirectory(prefix="escnn_attention") as folder:
         file, example = Path(folder, "network.pt2"), next(subject.trials())
-        return compile_package(plain, example, file, dynamic_shapes=subject.shapes()).read_bytes()
+        if kind == "compiled":
+            return compile_package(plain, example, file, dynamic_shapes=subject.shapes()).read_bytes()
+        # As newer versions of PyTorch do by default: trace the network instead of reading its code.
+        program = torch.export.export(plain, example, dynamic_shapes=subject.shapes(), strict=False)
+        if kind == ".pt2":
+            torch.export.save(program, file)
+            return file.read_bytes()
+        names: dict[str, Any] = {"input_names": list(subject.inputs), "output_names": [subject.output]}
+        exported = torch.onnx.export(program, dynamo=True, opset_version=opset, verbose=False, **names)
+        assert exported is not None
+        content: bytes = exported.model_proto.SerializeToString()
+        return content
 
 
-def _read_package(_: Subject, content: bytes) -> Run:
-    with tempfile.TemporaryDirectory(prefix="escnn_attention") as folder, _quietly():
+def _loaded(kind: str, subject: Subject, content: bytes) -> Run:
+    """The function in a file."""
+    if kind == ".onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+        def run(*inputs: Tensor) -> Tensor:
+            given = {name: t.numpy() for name, t in zip(subject.inputs, inputs, strict=True)}
+            return torch.from_numpy(session.run(None, given)[0])
+
+        return run
+    with _quietly(), tempfile.TemporaryDirectory(prefix="escnn_attention") as folder:
         file = Path(folder, "network.pt2")
         file.write_bytes(content)
-        loaded: Run = torch._inductor.aoti_load_package(str(file))
-    return loaded
-
-
-def _write_onnx(subject: Subject, plain: torch.nn.Module, opset: int) -> bytes:
-    names: dict[str, Any] = {"input_names": list(subject.inputs), "output_names": [subject.output]}
-    with _quietly():
-        program = torch.onnx.export(_program(subject, plain), dynamo=True, opset_version=opset, verbose=False, **names)
-    assert program is not None
-    content: bytes = program.model_proto.SerializeToString()
-    return content
-
-
-def _read_onnx(subject: Subject, content: bytes) -> Run:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-
-    def run(*inputs: Tensor) -> Tensor:
-        given = {name: t.numpy() for name, t in zip(subject.inputs, inputs, strict=True)}
-        return torch.from_numpy(session.run(None, given)[0])
-
-    return run
-
-
-def _read(path: Path, kind: str, subject: Subject, content: bytes) -> Run:
-    """The function in a file that was just written."""
-    try:
-        return _READERS[kind](subject, content)
-    except Exception as error:  # onnxruntime has many
-        first, *_ = str(error).splitlines() or [type(error).__name__]
-        raise UserError(f"{path}: it cannot be read again, and is not written: {first}") from error
-
-
-_WRITERS: dict[str, Callable[[Subject, torch.nn.Module, int], bytes]] = {
-    ".onnx": _write_onnx,
-    ".pt2": _write_program,
-    "compiled": _write_package,
-}
-_READERS: dict[str, Callable[[Subject, bytes], Run]] = {
-    ".onnx": _read_onnx,
-    ".pt2": _read_program,
-    "compiled": _read_package,
-}
+        loaded: Run = (
+            torch._inductor.aoti_load_package(str(file)) if kind == "compiled" else torch.export.load(file).module()
+        )
+        return loaded
 
 
 @contextlib.contextmanager

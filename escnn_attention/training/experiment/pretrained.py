@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser
 from escnn_attention import models
 from escnn_attention.models.registry import recipe_file
 from escnn_attention.training.errors import UserError, as_misuse, as_user_error
-from escnn_attention.training.experiment.configuration import recipe
+from escnn_attention.training.experiment.configuration import known_options, recipe
 from escnn_attention.training.experiment.network import check_images
 from escnn_attention.training.modules import TASKS, Task
 from escnn_attention.training.quiet import quiet_lightning
@@ -64,7 +64,9 @@ def run_pretrained(arguments: Sequence[str]) -> Measured:
     parser.add_argument("--trainer.accelerator", type=str, default="auto", help="Where to compute: cpu, cuda or mps.")
     parser.add_argument("--trainer.precision", type=str, default="32-true", help="Of the computation.")
     parser.add_argument("--trainer.enable_progress_bar", type=bool, default=True, help="Whether to show one.")
-    name = _name(arguments)
+    name: str | None = known_options(arguments, _OPTION)[0].pretrained
+    if not name:
+        raise UserError(f"{_OPTION}: needed a name or a folder")
     if recipe_file(name).is_file():
         known = recipe(name)
         parser.set_defaults({"data": known["data"], "task": known.get("task", "classification")})
@@ -76,15 +78,6 @@ def run_pretrained(arguments: Sequence[str]) -> Measured:
             raise UserError(f"--data: {name} does not say on which data; give a class such as {_PLACE}.RotMNIST")
         chosen = parser.instantiate_classes(config)
         return _measure(name, network, config.task, chosen.data, config.trainer.as_dict())
-
-
-def _name(arguments: Sequence[str]) -> str:
-    """The value of the option, which has to be known before the others are parsed."""
-    for i, argument in enumerate(arguments):
-        option, given, value = argument.partition("=")
-        if option == _OPTION and (given or arguments[i + 1 :]):
-            return value if given else arguments[i + 1]
-    raise UserError(f"{_OPTION}: needed a name or a folder")
 
 
 def _measure(name: str, network: Any, task: str, data: pl.LightningDataModule, options: dict[str, Any]) -> Measured:
@@ -100,12 +93,9 @@ def _measure(name: str, network: Any, task: str, data: pl.LightningDataModule, o
     told_by_data = {count: getattr(data, count) for count in counts if hasattr(data, count)}
     (found,) = trainer.test(made(network=network, **told_by_data), data, verbose=False)
     # The data modules of this package have a sampler that knows how many of the data it is for.
-    loaders = _listed(trainer.test_dataloaders)
+    found_loaders: Any = trainer.test_dataloaders
+    loaders = found_loaders if isinstance(found_loaders, list) else [found_loaders]
     size = sum(getattr(loader.sampler, "length", len(loader.dataset)) for loader in loaders)
     numbers = {key.removeprefix("test_"): value for key, value in found.items()}
     best_first = dict(sorted(numbers.items(), key=lambda item: item[0] == "loss"))
     return Measured(name, type(data).__name__, size, getattr(data, "things", "images"), best_first)
-
-
-def _listed(loaders: object) -> list:
-    return loaders if isinstance(loaders, list) else [loaders]

@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from escnn_attention._checks import check_bool
+from escnn_attention._checks import check_bool, check_probability
 from escnn_attention.nn.cuda_graphs import CudaGraphs
 from escnn_attention.training.modules.scheduled import Scheduled
 
@@ -56,9 +56,7 @@ class Classifier(Scheduled):
         self.cuda_graphs = check_bool("cuda_graphs", cuda_graphs)
         self._graphs: tuple[CudaGraphs, ...] = ()  # no child module: checkpoints hold the network itself
         self.num_classes = num_classes
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing: got {label_smoothing}, needed a number of at least 0, below 1")
-        self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+        self.loss = nn.CrossEntropyLoss(label_smoothing=check_probability("label_smoothing", label_smoothing))
         self.valid_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
+from escnn_attention._checks import check_length, check_option, check_probability
 from escnn_attention.models.hamiltonian import HamiltonianNetwork
 from escnn_attention.training.data.clouds.base import Clouds
 from escnn_attention.training.modules.scheduled import Scheduled
@@ -41,12 +43,17 @@ class PointModule(Scheduled):
         output: Tensor = self.network(features, clouds.coords, batch=clouds.batch, **of_pairs)
         return output
 
-    def _loss(self, output: Tensor, batch: Clouds) -> Tensor:
-        raise NotImplementedError
+    @staticmethod
+    def targets(batch: Clouds) -> Tensor:
+        """The targets of the clouds, ``(B, T, …)``; ``(B,)`` counts as ``(B, 1)``."""
+        return batch.targets if batch.targets.dim() > 1 else batch.targets[:, None]
 
+    @abstractmethod
+    def _loss(self, output: Tensor, batch: Clouds) -> Tensor: ...
+
+    @abstractmethod
     def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
         """Log everything but the loss."""
-        raise NotImplementedError
 
     def _evaluate(self, part: str, batch: Clouds) -> None:
         output = self(batch)
@@ -58,6 +65,7 @@ class TrajectoryModule(PointModule):
     """Trains a network on trajectories: clouds whose ``point_targets`` ``(N, T, 2, d)`` are T frames.
 
     Args:
+        network: the network.
         step: the time from one frame to the next; by default ``step`` of the data.
         **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
 
@@ -68,11 +76,10 @@ class TrajectoryModule(PointModule):
     monitor: ClassVar[str] = "valid_error"
     mode: ClassVar[Literal["max", "min"]] = "min"
 
-    def __init__(self, *, step: float | None = None, **options: Any) -> None:
+    def __init__(self, network: nn.Module, *, step: float | None = None, **options: Any) -> None:
         super().__init__(**options)
-        if step is not None and not step > 0:
-            raise ValueError(f"step: got {step!r}, needed a positive time")
-        self.step = step
+        self.network = network
+        self.step = None if step is None else check_length("step", step, "time")
 
     def frames(self, clouds: Clouds) -> Tensor:
         """The frames of a batch, if it has at least two of them.
@@ -144,9 +151,7 @@ class PointClassifier(PointModule):
         super().__init__(**options)
         self.network = network
         self.num_classes, self.num_targets = num_classes, num_targets
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing: got {label_smoothing}, needed a number of at least 0, below 1")
-        self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+        self.loss = nn.CrossEntropyLoss(label_smoothing=check_probability("label_smoothing", label_smoothing))
         self.valid_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
 
@@ -188,7 +193,7 @@ class PointClassifier(PointModule):
 
     def _labels(self, batch: Clouds) -> Tensor:
         """The classes of a batch, ``(B, num_targets)``."""
-        labels = batch.targets if batch.targets.dim() > 1 else batch.targets[:, None]
+        labels = self.targets(batch)
         if labels.shape[1:] != (self.num_targets,):
             raise ValueError(f"num_targets: got {self.num_targets}, but targets are {tuple(batch.targets.shape)}")
         return labels
@@ -234,16 +239,9 @@ class PointRegression(PointModule):
     monitor: ClassVar[str] = "valid_error"
     mode: ClassVar[Literal["max", "min"]] = "min"
 
-    def __init__(
-        self,
-        network: nn.Module,
-        *,
-        loss: Literal["l1", "mse"] = "l1",
-        **options: Any,
-    ) -> None:
+    def __init__(self, network: nn.Module, *, loss: Literal["l1", "mse"] = "l1", **options: Any) -> None:
         super().__init__(**options)
-        if loss not in ("l1", "mse"):
-            raise ValueError(f"loss: got {loss!r}, needed 'l1' or 'mse'")
+        check_option("loss", loss, ("l1", "mse"))
         self.network = network
         self.loss = nn.L1Loss() if loss == "l1" else nn.MSELoss()
 
@@ -253,7 +251,7 @@ class PointRegression(PointModule):
 
     def truth(self, batch: Clouds) -> Tensor:
         """The targets, in the units of the data."""
-        return self._original(batch.targets if batch.targets.dim() > 1 else batch.targets[:, None])
+        return self._original(self.targets(batch))
 
     def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
         """One row a cloud: its number, the predictions and the targets; those of tensors by their indices."""
@@ -267,7 +265,7 @@ class PointRegression(PointModule):
         return loss
 
     def _targets(self, output: Tensor, batch: Clouds) -> Tensor:
-        targets = batch.targets if batch.targets.dim() > 1 else batch.targets[:, None]
+        targets = self.targets(batch)
         if output.shape != targets.shape:
             raise ValueError(f"network: got an output {tuple(output.shape)}, needed {tuple(targets.shape)}")
         return targets
@@ -304,9 +302,8 @@ class PointDynamics(TrajectoryModule):
 
     Args:
         network: a :class:`~escnn_attention.models.HamiltonianNetwork`.
-        step: the time from one frame to the next; by default ``step`` of the data.
         substeps: the steps of the integrator between two frames.
-        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
+        **options: of :class:`TrajectoryModule`, such as ``step`` and ``optimizer``.
 
     Raises:
         TypeError: another network.
@@ -327,18 +324,10 @@ class PointDynamics(TrajectoryModule):
 
     network: HamiltonianNetwork
 
-    def __init__(
-        self,
-        network: nn.Module,
-        *,
-        step: float | None = None,
-        substeps: int = 1,
-        **options: Any,
-    ) -> None:
-        super().__init__(step=step, **options)
+    def __init__(self, network: nn.Module, *, substeps: int = 1, **options: Any) -> None:
+        super().__init__(network, **options)
         if not isinstance(network, HamiltonianNetwork):
             raise TypeError(f"network: got {type(network).__name__}, needed a HamiltonianNetwork")
-        self.network = network
         self.substeps = substeps
 
     def forward(self, clouds: Clouds) -> Tensor:
@@ -387,12 +376,11 @@ class PointForecast(TrajectoryModule):
         network: of ``(features, coords, batch=batch)`` to ``(N, d)``, such as a
             :class:`~escnn_attention.models.PointTransformer` with ``pool=None`` and ``"vector"`` as its output; the
             features are ``(N, C + d)``. Where the data has features of pairs of bodies, it takes them as ``edge_attr``.
-        step: the time from one frame to the next, T where there are two; by default ``step`` of the data.
-        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
+        **options: of :class:`TrajectoryModule`, such as ``optimizer`` and ``step``, T where there are two frames.
 
     Raises:
-        ValueError: as :class:`~.scheduled.Scheduled` raises; no step that is known; on a batch, no frames, or an output
-            of another shape.
+        ValueError: as :class:`TrajectoryModule` raises; no step that is known; on a batch, no frames, or an output of
+            another shape.
 
     Example:
         >>> import torch
@@ -408,16 +396,6 @@ class PointForecast(TrajectoryModule):
         torch.Size([6, 2])
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        *,
-        step: float | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(step=step, **options)
-        self.network = network
-
     def forward(self, clouds: Clouds) -> Tensor:
         """The positions ``(N, d)`` in the last frame."""
         frames = self.frames(clouds)
@@ -429,7 +407,6 @@ class PointForecast(TrajectoryModule):
         return clouds.coords + (frames.shape[1] - 1) * self.time_of_step() * velocities + misses
 
     def predict_step(self, batch: Clouds, batch_index: int) -> Tensor:
-        """The positions ``(N, d)`` in the last frame."""
         return self(batch)
 
     def truth(self, batch: Clouds) -> Tensor:

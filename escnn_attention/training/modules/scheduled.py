@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torchmetrics import Metric
 
+from escnn_attention._checks import check_option
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.plain.norms import LayerNorm
 
@@ -173,16 +174,16 @@ def decayed_parameters(network: nn.Module) -> list[str]:
         >>> decayed_parameters(GroupSelfAttention(fields, fields, num_heads=2, kernel_size=3))
         ['plain.project_in.weight', 'plain.project_out.weight']
     """
-    names = []
     spared: set[int] = set()
     for module in network.modules():
         if isinstance(module, _SPARED):
             spared.update(id(parameter) for parameter in module.parameters())
-        spared.update(id(p) for name, p in module.named_parameters(recurse=False) if _is_bias(name))
-    for name, parameter in network.named_parameters():
-        if id(parameter) not in spared:
-            names.append(name)
-    return names
+        spared.update(
+            id(parameter)
+            for name, parameter in module.named_parameters(recurse=False)
+            if name == "bias" or name.startswith("bias_") or name.endswith("_bias")
+        )
+    return [name for name, parameter in network.named_parameters() if id(parameter) not in spared]
 
 
 def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:
@@ -197,10 +198,6 @@ def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:
         groups[name not in chosen].append(parameter)
     found: list[dict[str, Any]] = [{"params": groups[0]}, {"params": groups[1], "weight_decay": 0.0}]
     return [group for group in found if group["params"]]
-
-
-def _is_bias(name: str) -> bool:
-    return name == "bias" or name.startswith("bias_") or name.endswith("_bias")
 
 
 Schedule = Literal["constant", "cosine", "one-cycle", "steps", "plateau"]
@@ -230,13 +227,11 @@ class Scheduled(pl.LightningModule):
         milestones: the epochs, ascending, after which the learning rate falls, for ``"steps"``.
         gamma: the factor by which it falls.
         patience: in epochs, for ``"plateau"``.
-        decay: the parameters with weight decay: ``"all"``, or ``"weights"`` without norms, positional encodings
-            and biases
-            (:func:`decayed_parameters`). With ``torch.optim.AdamW`` it is
-            decoupled from the gradient.
+        decay: the parameters with weight decay: ``"all"``, or ``"weights"`` without norms, positional encodings and
+            biases (:func:`decayed_parameters`). With ``torch.optim.AdamW`` it is decoupled from the gradient.
         ema: the decay, below 1, of an exponential moving average of the weights, by which the network is then measured
-            and kept: an average over about 1 / (1 − ``ema``) steps
-            (:class:`AveragedWeights`). None for the weights themselves.
+            and kept: an average over about 1 / (1 − ``ema``) steps (:class:`AveragedWeights`). None for the weights
+            themselves.
         seed: of the random numbers drawn while training (dropout). Each step has its own seed, so that a restart does
             not change it.
 
@@ -277,8 +272,8 @@ class Scheduled(pl.LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if schedule not in get_args(Schedule):
-            raise ValueError(f"schedule: got {schedule!r}, needed one of {', '.join(map(repr, get_args(Schedule)))}")
+        check_option("schedule", schedule, get_args(Schedule))
+        check_option("decay", decay, get_args(Decay))
         if not isinstance(warm_up, int | float) or not warm_up >= 0:
             raise ValueError(f"warm_up: got {warm_up!r}, needed a number of epochs that is not negative")
         if warm_up and schedule == "plateau":
@@ -292,8 +287,6 @@ class Scheduled(pl.LightningModule):
             raise ValueError(f"gamma: got {gamma!r}, needed a number between 0 and 1")
         if patience < 0:
             raise ValueError(f"patience: got {patience!r}, needed a number of epochs that is not negative")
-        if decay not in get_args(Decay):
-            raise ValueError(f"decay: got {decay!r}, needed one of {', '.join(map(repr, get_args(Decay)))}")
         if ema is not None and not 0 < ema < 1:
             raise ValueError(f"ema: got {ema!r}, needed a number between 0 and 1, or None")
         self.optimizer = optimizer

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from escnn_attention.training.data.clouds import shapes
 from escnn_attention.training.data.files import (
     Published,
     check_images,
@@ -21,7 +22,24 @@ from escnn_attention.training.data.files import (
     npz_file,
     readable,
 )
+from escnn_attention.training.data.images import cifar10, mnist, patch_camelyon, rotmnist
 from escnn_attention.training.errors import UserError
+
+PUBLISHED = {
+    "ModelNet40": (shapes.URL, [shapes.MD5]),
+    "CIFAR10": (cifar10.URL, [cifar10.MD5]),
+    "MNIST": (mnist.URL, [md5 for _, md5 in mnist.FILES.values()]),
+    "RotMNIST": (rotmnist.URL, [rotmnist.MD5]),
+    "PatchCamelyon": (patch_camelyon.URL, list(patch_camelyon.MD5.values())),
+}
+
+
+@pytest.mark.parametrize(("url", "sums"), PUBLISHED.values(), ids=PUBLISHED)
+def test_addresses_and_checksums_of_published_files(url, sums):
+    assert url.startswith("https://")
+    assert "python" not in url  # the pickled CIFAR-10
+    assert len(set(sums)) == len(sums)
+    assert {len(bytes.fromhex(md5)) for md5 in sums} == {16}
 
 
 def names(folder):

@@ -73,12 +73,8 @@ def as_modules(monkeypatch):
     """Files that hold what is exported as it is: what takes long is to write it down."""
     written = []
 
-    def write(subject, plain, opset):
-        written.append(plain)
-        return b"content"
-
-    monkeypatch.setattr(export, "_WRITERS", {".pt2": write, "compiled": write})
-    monkeypatch.setattr(export, "_READERS", {kind: lambda _, content: written[-1] for kind in export._WRITERS})
+    monkeypatch.setattr(export, "_written", lambda _, subject, plain, opset: written.append(plain) or b"content")
+    monkeypatch.setattr(export, "_loaded", lambda *_: written[-1])
     return written
 
 
@@ -148,10 +144,13 @@ def test_a_file_that_says_something_else_is_not_written(folder, small, tmp_path,
     file.write_text("mine", encoding="utf-8")
     with pytest.raises(UserError, match=r"n\.pt2 is there .*--replace"):
         export_network(folder, file)
-    wrong = {".pt2": lambda subject, content: lambda images: torch.ones(len(images), 3)}
-    for readers, why in ((wrong, r"its outputs are off by .* it is not written"), ({}, "cannot be read again")):
-        monkeypatch.setattr(export, "_READERS", readers)
-        monkeypatch.setattr(export, "_WRITERS", {".pt2": lambda *_: b"content"})
+    monkeypatch.setattr(export, "_written", lambda *_: b"content")
+
+    def wrong(*_):
+        return lambda images: torch.ones(len(images), 3)
+
+    for read, why in ((wrong, "its outputs are off by"), (export._loaded, "cannot be read again")):
+        monkeypatch.setattr(export, "_loaded", read)
         before = files(tmp_path)
         with pytest.raises(UserError, match=why):
             export_network(folder, file, size=5, replace=True)
@@ -302,16 +301,14 @@ def test_programs_of_points(kind, tmp_path, monkeypatch):
         ),
     }
     network, file, read = loaded(makes[kind](), monkeypatch), tmp_path / "n.pt2", []
-    reader = export._READERS[".pt2"]
-    monkeypatch.setitem(
-        export._READERS, ".pt2", lambda *content: read.append((*content, reader(*content))) or read[-1][-1]
-    )
+    load = export._loaded
+    monkeypatch.setattr(export, "_loaded", lambda *args: read.append((args[-1], load(*args))) or read[-1][-1])
     written = export_network("run", file)
     assert written.inputs == ("features", "coords", "batch")
     assert written.error < 1e-5
     assert written.report.relative_error < 1e-5
     assert len(written.report.rows) == network.gspace.fibergroup.order()
-    ((_, content, run),) = read  # to load it again would take seconds
+    ((content, run),) = read  # to load it again would take seconds
     assert file.read_bytes() == content
     inputs, batch = (torch.randn(6, 2), torch.randn(6, network.gspace.dimensionality)), torch.tensor([0, 0, 1, 1, 1, 2])
     with torch.no_grad():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -339,15 +338,9 @@ class CloudBatches(Dataset[Clouds]):
 class PointClouds(DataInParts):
     """A data set of clouds of points in three parts, ``"train"``, ``"valid"`` and ``"test"``.
 
-    A batch is :class:`Clouds`. A training batch is a function of the seed, the epoch and its number: of neither the
-    number of processes, nor of workers, nor of whether the run was interrupted after an earlier epoch. What does not
-    fill a batch at the end of an epoch is left out. Of the validation and test clouds every one is seen exactly once.
+    A batch is :class:`Clouds`.
 
     Args:
-        batch_size: clouds in a training step over all processes together; a multiple of their number.
-        seed: of the order of the training clouds, of their motions, and of generated clouds.
-        num_workers: processes that prepare batches; 0 does it in the training process.
-        eval_batch_size: clouds in a validation or test step over all processes together; by default ``batch_size``.
         rotate_train: rotate each training cloud at random, another one in each epoch: ``True``, or in three
             dimensions ``"z"`` for rotations about the third axis.
         rotate_test: rotate each test cloud at random in a way that depends on the seed only. Validation clouds are
@@ -357,14 +350,14 @@ class PointClouds(DataInParts):
         rotate_about: the mean of the points of each cloud, or the origin.
         reflect_train: mirror each training cloud with probability ½, another half of them in each epoch. For targets
             that a mirror image has, too.
+        **options: of :class:`~escnn_attention.training.data.base.DataInParts`, such as ``batch_size``.
 
     Attributes:
         dim: d.
         in_channels: channels of the features.
 
     Raises:
-        UserError: an argument, or the combination of ``batch_size`` with the data or the number of processes, cannot
-            be met.
+        UserError: as :class:`~escnn_attention.training.data.base.DataInParts` raises.
 
     Example:
         >>> from escnn_attention.training import Springs
@@ -380,19 +373,16 @@ class PointClouds(DataInParts):
 
     def __init__(
         self,
-        batch_size: int = 64,
-        seed: int = 0,
-        num_workers: int = 0,
-        eval_batch_size: int | None = None,
+        *,
         rotate_train: Rotation = False,
         rotate_test: Rotation = False,
         translate_train: float = 0.0,
         translate_test: float = 0.0,
         rotate_about: About = "mean",
         reflect_train: bool = False,
-        limits: Mapping[str, int | None] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size, seed, num_workers, eval_batch_size, limits or {})
+        super().__init__(**options)
         self.rotate_train: Rotation = rotate_train
         self.rotate_test: Rotation = rotate_test
         self.translate_train = translate_train
@@ -461,17 +451,7 @@ class GeneratedClouds(PointClouds):
 
 
 class PublishedClouds(PublishedData, PointClouds):
-    """Clouds from published files.
-
-    Args:
-        folder: the folder to look in, and to download into; it must exist. By default ``$ESCNN_ATTENTION_DATA``, or
-            ``~/.cache/escnn-attention``, which is made.
-        limit_train, limit_valid, limit_test: use the first so many clouds only.
-        download: whether to download what the folder lacks.
-        **options: of :class:`PointClouds`, such as ``batch_size`` and ``rotate_train``.
-
-    Raises:
-        UserError: also where the data is not there and cannot be had, or a file is damaged.
+    """Clouds from published files: the arguments are those of both bases.
 
     Example:
         >>> from escnn_attention.training import ModelNet40
@@ -479,16 +459,3 @@ class PublishedClouds(PublishedData, PointClouds):
         >>> data.dim, data.download
         (3, False)
     """
-
-    def __init__(
-        self,
-        folder: Path | None = None,
-        limit_train: int | None = None,
-        limit_valid: int | None = None,
-        limit_test: int | None = None,
-        download: bool = True,
-        **options: Any,
-    ) -> None:
-        super().__init__(limits={"train": limit_train, "valid": limit_valid, "test": limit_test}, **options)
-        self.folder = folder
-        self.download = download

@@ -176,13 +176,6 @@ class ChargedParticles(GeneratedClouds):
     Attributes:
         step: the time from the frame that is given to that which is to be predicted.
 
-    In a configuration file::
-
-        data:
-          class_path: escnn_attention.training.data.ChargedParticles
-          init_args:
-            batch_size: 100
-
     Source: Kipf, Fetaya, Wang, Welling and Zemel, *Neural relational inference for interacting systems*, ICML 2018; in
     space, without the box and with these frames: Satorras, Hoogeboom and Welling, *E(n) equivariant graph neural
     networks*, ICML 2021.

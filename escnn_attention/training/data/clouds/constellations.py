@@ -152,14 +152,6 @@ class Constellations(GeneratedClouds):
         published: make clouds with the peculiarities of the published data: see :func:`make_constellations`.
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
-    In a configuration file::
-
-        data:
-          class_path: escnn_attention.training.data.Constellations
-          init_args:
-            batch_size: 90
-            rotate_test: true
-
     Source: Hutchinson, Le Lan, Zaidi, Dupont, Teh and Kim, *LieTransformer: equivariant self-attention for Lie groups*,
     ICML 2021.
 

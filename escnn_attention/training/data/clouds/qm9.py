@@ -320,15 +320,6 @@ class QM9(PublishedClouds):
         mean, std: of the targets, once :meth:`setup` was called: (T,), or (3, 3) and () for the tensor; 0 and 1 unless
             ``standardise``.
 
-    In a configuration file::
-
-        data:
-          class_path: escnn_attention.training.data.QM9
-          init_args:
-            targets: [alpha]
-            batch_size: 100
-            rotate_train: true
-
     Source: Ramakrishnan, Dral, Rupp and von Lilienfeld, *Quantum chemistry structures and properties of 134 kilo
     molecules*, Scientific Data 2014. The protocol is that of the LieTransformer and of Cormorant.
 

@@ -222,14 +222,6 @@ class SampledSolids(GeneratedClouds):
         noise: standard deviation of the normal noise on coordinates.
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
-    In a configuration file::
-
-        data:
-          class_path: escnn_attention.training.data.SampledSolids
-          init_args:
-            num_points: 256
-            rotate_test: true
-
     Example:
         >>> data = SampledSolids(num_train=20, num_points=64, batch_size=10)
         >>> data.setup("fit")
@@ -295,15 +287,6 @@ class ModelNet40(PublishedClouds):
         num_points: the first so many points of a model, from 2 to 2,048.
         folder, limit_train, limit_valid, limit_test, download: see :class:`~.base.PublishedClouds`.
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
-
-    In a configuration file::
-
-        data:
-          class_path: escnn_attention.training.data.ModelNet40
-          init_args:
-            num_points: 1024
-            rotate_train: z
-            rotate_test: true
 
     Source: Wu, Song, Khosla, Yu, Zhang, Tang and Xiao, *3D ShapeNets: a deep representation for volumetric shapes*,
     CVPR 2015; the points: Qi, Su, Mo and Guibas, *PointNet*, CVPR 2017.

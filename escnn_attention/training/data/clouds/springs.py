@@ -181,14 +181,6 @@ class Springs(GeneratedClouds):
     same errors of integration. A published 5-frame error is a mean over all frames, the first included, which is always
     right: 4/5 of the mean over predicted frames.
 
-    In a configuration file::
-
-        data:
-          class_path: escnn_attention.training.data.Springs
-          init_args:
-            batch_size: 100
-            test_frames: 100
-
     Source: Finzi, Stanton, Izmailov and Wilson, *Generalizing convolutional neural networks for equivariance to Lie
     groups on arbitrary continuous data*, ICML 2020; the protocol is that of the LieTransformer.
 

@@ -6,7 +6,7 @@ import math
 from abc import ABC
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -177,24 +177,10 @@ class PublishedImages(PublishedData, ABC):
     """A published data set of images in three parts, ``"train"``, ``"valid"`` and ``"test"``.
 
     A batch is a pair of images (B, C, H, W) float32, normalised channel by channel, and labels (B,) int64. The images
-    are kept as bytes. A training batch is a function of the seed, the epoch and its number: of neither the number of
-    processes, nor of workers, nor of whether the run was interrupted after an earlier epoch. An epoch has
-    ⌊n / ``batch_size``⌋ batches; what does not fill a batch is left out, unless ``drop_last`` is false. Of the
-    validation and test images every one is seen exactly once.
-
-    A subclass defines the content of the data set and its place.
+    are kept as bytes.
 
     Args:
-        folder: the folder to look in, and to download into; it must exist. By default ``$ESCNN_ATTENTION_DATA``, or
-            ``~/.cache/escnn-attention``, which is made.
-        batch_size: images in a training step over all processes together; a multiple of their number.
-        seed: of the order of the training images.
-        num_workers: processes that prepare batches; 0 does it in the training process, which is fast enough for small
-            images.
-        limit_train, limit_valid, limit_test: use the first so many images only.
-        eval_batch_size: images in a validation or test step over all processes together; by default ``batch_size``.
-        download: whether to download what the folder lacks.
-        drop_last: whether what does not fill a batch is left out of an epoch; if not, it is a smaller batch.
+        folder, options: see :class:`~escnn_attention.training.data.base.PublishedData`.
         mean, std: by which the images are normalised; by default those of the data set.
         rotate_train: rotate each training image about its centre, in each epoch by another angle between 0 and this
             many degrees. 360 gives all rotations; 360/N does for a network that rotations by 360°/N do not change, of
@@ -207,8 +193,7 @@ class PublishedImages(PublishedData, ABC):
         mean, std: by which the images are normalised: of pixels between 0 and 1, channel by channel.
 
     Raises:
-        UserError: an argument, or the combination of ``batch_size`` with the data or the number of processes, cannot
-            be met; the data is not there and cannot be had; a file is damaged.
+        UserError: as :class:`~escnn_attention.training.data.base.PublishedData` raises.
     """
 
     things = "images"
@@ -224,23 +209,13 @@ class PublishedImages(PublishedData, ABC):
     def __init__(
         self,
         folder: Path | None = None,
-        batch_size: int = 64,
-        seed: int = 0,
-        num_workers: int = 0,
-        limit_train: int | None = None,
-        limit_valid: int | None = None,
-        limit_test: int | None = None,
-        eval_batch_size: int | None = None,
-        download: bool = True,
-        drop_last: bool = True,
+        *,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         rotate_train: float = 0.0,
+        **options: Any,
     ) -> None:
-        limits = {"train": limit_train, "valid": limit_valid, "test": limit_test}
-        super().__init__(batch_size, seed, num_workers, eval_batch_size, limits, drop_last)
-        self.folder = folder
-        self.download = download
+        super().__init__(folder, **options)
         self.rotate_train = rotate_train
         at_least(0, rotate_train=rotate_train)
         if rotate_train > 360:

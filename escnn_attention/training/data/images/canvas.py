@@ -105,9 +105,6 @@ class DigitCanvas(PublishedImages):
         kind: type[MNIST] | type[RotMNIST] = MNIST if self.source_name == "mnist" else RotMNIST
         return kind(folder=folder, download=download)
 
-    def _prepare(self) -> None:
-        self.digit_data._prepare()
-
     def _prepare_folder(self, folder: Path) -> None:
         self.digit_data._prepare_folder(folder)
 

@@ -55,14 +55,6 @@ class CIFAR10(PublishedImages):
         folder: the folder to look in, and to download into.
         **options: of :class:`~.base.PublishedImages`, such as ``batch_size`` and ``rotate_train``.
 
-    In a configuration file::
-
-        data:
-          class_path: escnn_attention.training.data.CIFAR10
-          init_args:
-            batch_size: 24
-            augment: true
-
     Source: Krizhevsky, *Learning multiple layers of features from tiny images*, 2009.
 
     >>> data = CIFAR10(batch_size=24, augment=True)

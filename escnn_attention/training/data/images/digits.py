@@ -59,9 +59,6 @@ class Digits(PublishedImages):
         self.size = size
         self.white = white(size)
 
-    def _prepare(self) -> None:
-        """Nothing is kept in files."""
-
     def _prepare_folder(self, folder: Path) -> None:
         """Nothing is kept in files."""
 

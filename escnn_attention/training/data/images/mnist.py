@@ -40,12 +40,7 @@ class MNIST(PublishedImages):
     or in its ``MNIST/raw``. Those that are not there are downloaded and verified. Normalised with mean 0.1307 and
     standard deviation 0.3081.
 
-    The arguments are those of :class:`~.base.PublishedImages`. In a configuration file::
-
-        data:
-          class_path: escnn_attention.training.data.MNIST
-          init_args:
-            batch_size: 64
+    The arguments are those of :class:`~.base.PublishedImages`.
 
     Source: LeCun, Bottou, Bengio and Haffner, *Gradient-based learning applied to document recognition*, 1998.
 

@@ -43,13 +43,7 @@ class PatchCamelyon(PublishedImages):
     all is downloaded, verified and unpacked: 8 GB to download, 9 GB on the disk. The images stay in the files and are
     read batch by batch. Normalised with mean (0.701, 0.538, 0.692) and standard deviation (0.235, 0.277, 0.213).
 
-    The arguments are those of :class:`~.base.PublishedImages`. In a configuration file::
-
-        data:
-          class_path: escnn_attention.training.data.PatchCamelyon
-          init_args:
-            batch_size: 16
-            num_workers: 4
+    The arguments are those of :class:`~.base.PublishedImages`.
 
     Source: Veeling, Linmans, Winkens, Cohen and Welling, *Rotation equivariant CNNs for digital pathology*, 2018.
 

@@ -43,13 +43,6 @@ class RotMNIST(PublishedImages):
             counts.
         **options: of :class:`~.base.PublishedImages`, such as ``batch_size`` and ``rotate_train``.
 
-    In a configuration file::
-
-        data:
-          class_path: escnn_attention.training.RotMNIST
-          init_args:
-            batch_size: 8
-
     Source: Larochelle, Erhan, Courville, Bergstra and Bengio, *An empirical evaluation of deep architectures on
     problems with many factors of variation*, ICML 2007.
 

@@ -8,7 +8,7 @@ from escnn_attention.training.data.clouds.orientation import in_frame_of_positio
 _ENTRIES = (np.array([0, 0, 1, 0, 1, 2]), np.array([0, 1, 1, 2, 2, 2]))
 
 
-def molecules(count=1_500, seed=0):
+def molecules(count=900, seed=0):
     """Things like molecules, chains of atoms with hydrogens, and tensors that are sums over pairs of their atoms."""
     rng = np.random.default_rng(seed)
     bonds = rng.random((orientation._NUM_PAIRS, len(orientation._CENTRES))) * [9, 9, 9, 9, 1, 1, 1, 1]
@@ -84,8 +84,8 @@ def test_printed_tensors_are_turned_back(printed):
 def test_molecules_that_do_not_follow_the_rule_are_found(printed, monkeypatch):
     sizes, charges, positions, tensors, entries = printed
     rng = np.random.default_rng(1)
-    wrong = rng.choice(len(sizes), 150, replace=False)
-    frames = orientation._FRAMES[rng.integers(1, 24, 150)]
+    wrong = rng.choice(len(sizes), 90, replace=False)
+    frames = orientation._FRAMES[rng.integers(1, 24, 90)]
     odd = entries.copy()
     odd[wrong] = (frames @ matrices(entries[wrong]) @ frames.transpose(0, 2, 1))[(slice(None), *_ENTRIES)]
     found = in_frame_of_positions(sizes, charges, positions, odd, np.arange(len(sizes)))
@@ -93,7 +93,7 @@ def test_molecules_that_do_not_follow_the_rule_are_found(printed, monkeypatch):
     apart = np.linalg.norm(matrices(odd) - matrices(entries), axis=(1, 2))
     # Where the two are hardly different, it does not matter much, and cannot be told.
     clear = apart > 4
-    assert clear.sum() > 100
+    assert clear.sum() > 60
     assert errors.max() < 4
     assert (errors[clear] < 1e-9).mean() > 0.95
     assert (errors < 1e-9).mean() > 0.95

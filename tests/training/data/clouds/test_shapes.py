@@ -262,14 +262,6 @@ def test_download(tmp_path, files, server, monkeypatch):
     assert [path.name for path in tmp_path.glob("[!.]*")] == []
 
 
-def test_the_address_and_the_checksum():
-    assert shapes.URL.startswith("https://")
-    assert len(bytes.fromhex(shapes.MD5)) == 16
-    assert len(set(CATEGORIES)) == 40
-    assert sorted(CATEGORIES) == [*CATEGORIES]
-    assert set(TEN) < set(CATEGORIES)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -182,31 +182,6 @@ def flat(batches):
     return list(itertools.chain(*batches))
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_processes_see_together_what_one_sees(folder, world_size):
-    single, labels = joined(loaded(folder, batch_size=6, seed=5).train_dataloader(), epoch=2)
-    assert [len(images) for images in single] == [6, 6, 6]  # 20 images: two are left out
-    parts = [
-        joined(loaded(folder, rank, world_size, batch_size=6, seed=5).train_dataloader(), epoch=2)
-        for rank in range(world_size)
-    ]
-    for number, batch in enumerate(single):
-        assert torch.equal(torch.cat([images[number] for images, _ in parts]), batch)
-        assert flat(labels[number] for _, labels in parts) == labels[number]
-    # The control: another epoch has another order.
-    assert joined(loaded(folder, batch_size=6, seed=5).train_dataloader(), epoch=3)[1] != labels
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize(("name", "count"), [("val", 7), ("test", 9), ("predict", 9)])
-def test_every_image_is_evaluated_once(folder, world_size, name, count):
-    seen = []
-    for rank in range(world_size):
-        module = loaded(folder, rank, world_size, batch_size=6)
-        seen += flat(joined(getattr(module, f"{name}_dataloader")())[1])
-    assert sorted(seen) == [number % 10 for number in range(count)]
-
-
 def test_limits(folder):
     with pytest.warns(UserWarning, match=r"limit_test: .*them are used") as warned:
         module = loaded(folder, batch_size=2, limit_train=5, limit_valid=3, limit_test=100, eval_batch_size=4)
@@ -223,10 +198,6 @@ def test_limits(folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"eval_batch_size": -1}, "eval_batch_size must be at least 1, got -1"),
-        ({"seed": -1}, "seed must be at least 0"),
-        ({"num_workers": -2}, "num_workers must be at least 0"),
         ({"limit_train": 0}, "limit_train must be at least 1"),
         ({"limit_valid": 0}, "limit_valid must be at least 1"),
         ({"limit_test": 0}, "limit_test must be at least 1"),
@@ -244,33 +215,9 @@ def test_arguments_are_checked_at_once(module, options, message):
         module(**options)
 
 
-def test_batches_that_cannot_be_shared(folder):
-    module = loaded(folder, 0, 2, batch_size=5, eval_batch_size=3)
-    with pytest.raises(UserError, match=r"batch_size .*a multiple"):
-        module.train_dataloader()
-    with pytest.raises(UserError, match=r"eval_batch_size .*a multiple"):
-        module.val_dataloader()
-
-
-def test_fewer_images_than_a_batch(folder):
-    with pytest.raises(UserError, match=r"batch_size .*at most"):
-        loaded(folder, batch_size=21).train_dataloader()
-    assert len(loaded(folder, batch_size=20).train_dataloader()) == 1
-
-
 def test_fewer_images_than_processes(folder):
     with pytest.raises(UserError, match=r"limit_test .*at least"):
         loaded(folder, 0, 3, batch_size=3, limit_test=2).test_dataloader()
-
-
-def test_images_that_are_not_loaded(folder):
-    module = RotMNIST(folder)
-    module.setup("test")
-    module.test_dataloader()
-    with pytest.raises(UserError, match="call prepare_data"):
-        module.val_dataloader()
-    with pytest.raises(UserError, match=r"stage .*one of fit"):
-        module.setup("train")
 
 
 @pytest.mark.parametrize("module", [RotMNIST, MNIST, CIFAR10, PatchCamelyon])

@@ -298,13 +298,6 @@ def test_a_member_that_is_linked_to_itself(tmp_path, files):
     assert "\n" not in str(caught.value)
 
 
-def test_the_pickled_archive_is_not_the_one():
-    assert cifar10.URL.startswith("https://")
-    assert "binary" in cifar10.URL
-    assert "python" not in cifar10.URL
-    assert len(bytes.fromhex(cifar10.MD5)) == 16
-
-
 @pytest.mark.sampled(2, of="data sets as they are published")
 @pytest.mark.skipif(
     not os.path.exists(os.path.join(os.environ.get("ESCNN_ATTENTION_DATA", ""), "cifar10_jpeg.npz")),

@@ -102,13 +102,6 @@ def test_download(tmp_path, arrays, server, monkeypatch):
     assert len(server.requests) == 5
 
 
-def test_addresses_and_checksums():
-    assert patch_camelyon.URL.format("a.h5.gz") == "https://zenodo.org/records/2546921/files/a.h5.gz?download=1"
-    assert set(patch_camelyon.MD5) == {f"{part}_{kind}" for part in COUNTS for kind in "xy"}
-    assert len(set(patch_camelyon.MD5.values())) == 6
-    assert all(len(bytes.fromhex(md5)) == 16 for md5 in patch_camelyon.MD5.values())
-
-
 def test_images_come_in_the_order_asked_for(tmp_path, arrays):
     write(tmp_path, arrays)
     source = ImagesInFile(tmp_path / file("train_x"), tmp_path / file("train_y"))
