@@ -30,10 +30,12 @@ from torch.nn import functional
 from escnn_attention import (
     FieldLayerNorm,
     FourierEncoding,
+    GroupCrossAttention,
     GroupSelfAttention,
     LiftingSelfAttention,
     SiLU,
     assert_equivariant,
+    sequence_space,
 )
 from escnn_attention.models import CNN, GroupCNN, GSANet, HybridNet, PointTransformer, from_published
 from escnn_attention.plotting import (
@@ -347,6 +349,63 @@ def draw_cutoff(save: Callable[[str, Figure | Animation], None], quick: bool) ->
     save("points_cutoff.png", figure)
 
 
+def draw_tokens(save: Callable[[str, Figure | Animation], None], quick: bool) -> None:
+    """Draw what the first token of a sequence sees of a digit and of the rotated digit, with random weights."""
+    gspace = gspaces.rot2dOnR2(4)
+    sequence = sequence_space(gspace.fibergroup)
+    image, hidden = nn.FieldType(gspace, [gspace.trivial_repr]), nn.FieldType(gspace, 8 * [gspace.regular_repr])
+    command = nn.FieldType(sequence, [sequence.irrep(1)])
+    torch.manual_seed(5)
+    lifting = LiftingSelfAttention(image, hidden, num_heads=4, kernel_size=7)
+    looking = GroupCrossAttention(command, hidden, command, head_fields=16, encoding="mlp")
+    x = image(digits(2.4)[0][DIGIT : DIGIT + 1])
+    token = command(torch.tensor([[[4.0], [0.0]]]))
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    panels = figure.subplots(2, 5)
+    for row, element in zip(panels, gspace.fibergroup.elements[:2], strict=True):
+        turned, asking = x.transform(element), token.transform(element)
+        maps = looking.attention_maps(asking, lifting(turned), [(0,)]).detach()[0, 0, :, 0].sum((1, 2))
+        row[0].imshow(turned.tensor[0, 0], cmap="gray")
+        arrow = {"arrowstyle": "-|>", "color": "tab:orange", "linewidth": 3}
+        middle, (along, up) = turned.shape[-1] / 2, asking.tensor[0, :, 0].tolist()
+        row[0].annotate("", (middle + along, middle - up), (middle, middle), arrowprops=arrow)
+        for pose, (axes, seen) in enumerate(zip(row[1:], maps, strict=True)):
+            axes.imshow(seen, cmap="magma")
+            axes.set_title(f"pose {pose}", fontsize=9)
+    for axes in panels.flat:
+        axes.set(xticks=[], yticks=[])
+    panels[0, 0].set_title("image and token", fontsize=9)
+    panels[1, 0].set_title("rotated by 90°", fontsize=9)
+    save("token_attention.png", figure)
+
+
+def draw_torus(save: Callable[[str, Figure | Animation], None], quick: bool) -> None:
+    """Draw how much a roll of the input changes the rolled output, on a torus and on a grid that ends."""
+    gspace = gspaces.rot2dOnR2(4)
+    image = nn.FieldType(gspace, [gspace.trivial_repr])
+    x, shifts = digits(2.4)[0][DIGIT : DIGIT + 1], {"shifts": (7, 11), "dims": (2, 3)}
+    figure = Figure(figsize=(8, 2.6), layout="constrained")
+    panels = figure.subplots(1, 4)
+    changes = []
+    for padding_mode in ("none", "circular"):
+        torch.manual_seed(0)
+        layer = GroupSelfAttention(image, image, head_fields=4, kernel_size=7, padding_mode=padding_mode)
+        with torch.no_grad():
+            rolled, output = layer(image(x.roll(**shifts))).tensor, layer(image(x)).tensor.roll(**shifts)
+        changes.append((rolled - output).abs()[0, 0])
+    panels[0].imshow(x[0, 0], cmap="gray")
+    panels[1].imshow(x.roll(**shifts)[0, 0], cmap="gray")
+    for axes, change in zip(panels[2:], changes, strict=True):
+        drawn = axes.imshow(change, cmap="magma", vmin=0, vmax=float(changes[0].max()))
+        axes.set_xlabel(f"at most {float(change.max()):.0e}", fontsize=9)
+    figure.colorbar(drawn, ax=panels[3])
+    names = ("input", "rolled input", 'change, "none"', 'change, "circular"')
+    for axes, name in zip(panels, names, strict=True):
+        axes.set(xticks=[], yticks=[])
+        axes.set_title(name, fontsize=9)
+    save("torus_roll.png", figure)
+
+
 def nearest(points: torch.Tensor) -> torch.Tensor:
     """The distances of each point to the four nearest others, at most 4 each: (N, 4)."""
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").sort(dim=1).values
@@ -389,6 +448,8 @@ PICTURES = {
     "attentive": draw_attentive,
     "points": draw_points,
     "cutoff": draw_cutoff,
+    "tokens": draw_tokens,
+    "torus": draw_torus,
 }
 
 

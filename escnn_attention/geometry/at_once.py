@@ -57,12 +57,19 @@ def all_at_once(
     return clouds if rule.is_global else _by_rule(places, clouds, rule)
 
 
-def pairs_at_once(queries: Tensor, query_batch: Tensor | None, keys: Tensor, key_batch: Tensor | None) -> Chunk:
-    """All points in one chunk, each with the points of another cloud, that of the same number.
+def pairs_at_once(
+    queries: Tensor,
+    query_batch: Tensor | None,
+    keys: Tensor,
+    key_batch: Tensor | None,
+    rule: Neighbourhood = Neighbourhood(),  # noqa: B008
+) -> Chunk:
+    """All points in one chunk, each with its neighbours in another cloud, that of the same number.
 
     Args:
         queries, keys: ``(N, d)`` and ``(N', d)``, the points.
         query_batch, key_batch: the number of the cloud of each, below zero for those of none; None for a single cloud.
+        rule: by which points are neighbours; by default all are.
 
     Example:
         >>> import torch
@@ -72,13 +79,29 @@ def pairs_at_once(queries: Tensor, query_batch: Tensor | None, keys: Tensor, key
         ([0, 1], [[1, -1], [0, 2]])
     """
     name_sizes_apart()
-    if query_batch is None and key_batch is None:
+    if query_batch is None and key_batch is None and rule.is_global:
         asking, asked = (torch.arange(t.shape[0], device=t.device).unsqueeze(0) for t in (queries, keys))
         return Chunk(asking, asked, False, 0)
     batches = ((queries, query_batch), (keys, key_batch))
     asking, asked = (t.new_zeros(t.shape[0], dtype=torch.long) if batch is None else batch for t, batch in batches)
-    query, key = ((asking.unsqueeze(1) == asked) & (asked >= 0)).nonzero().unbind(1)
-    return _by_edges(torch.stack([key, query]), queries.shape[0], False)
+    there = (asking.unsqueeze(1) == asked) & (asked >= 0)
+    found = torch.arange(keys.shape[0], device=keys.device).expand_as(there)
+    if not rule.is_global:
+        there, found = _nearest(queries, keys, there, rule)
+    query, place = there.nonzero().unbind(1)
+    return _by_edges(torch.stack([found[query, place], query]), queries.shape[0], False)
+
+
+def _nearest(queries: Tensor, keys: Tensor, there: Tensor, rule: Neighbourhood) -> tuple[Tensor, Tensor]:
+    """Which of some keys of every query are neighbours, ``(N, n)``, and these keys, of those that are ``there``."""
+    square = rule.squares(rule.precise(queries).unsqueeze(1), rule.precise(keys)).masked_fill(~there, torch.inf)
+    found = torch.arange(keys.shape[0], device=keys.device).expand_as(there)
+    if (few := rule.num_neighbours) is not None:
+        # As many again that are infinitely far, in case there are fewer.
+        square, found = F.pad(square, (0, few), value=torch.inf).topk(few, largest=False)
+    most = torch.finfo(square.dtype).max if rule.radius is None else rule.radius * rule.radius
+    # A tensor, as in _by_rule.
+    return square <= torch.tensor(most, dtype=square.dtype, device=square.device), found
 
 
 class Rows:

@@ -31,6 +31,7 @@ __all__ = [
     "Neighbourhood",
     "Neighbours",
     "WholeClouds",
+    "largest_step",
     "nearest_image",
     "numbers_if_one",
     "numbers_of",
@@ -413,6 +414,18 @@ class Neighbourhood:
 
 # The distances that are worked out at once on a GPU.
 _DISTANCES = 2**22
+
+
+def largest_step(query: Tensor, key: Tensor) -> Tensor:
+    """The largest distance ``(...)`` along an axis of points ``(..., d)``: by it boxes are balls.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.geometry.neighbours import largest_step
+        >>> largest_step(torch.tensor([1.0, 0.0]), torch.tensor([3.0, 3.0]))
+        tensor(3.)
+    """
+    return (key - query).abs().amax(-1)
 
 
 def nearest_image(offset: Tensor, period: tuple[float, ...] | float | None) -> Tensor:

@@ -85,7 +85,7 @@ class Points:
         """Which of the keys each point sees, in a single chunk: see :mod:`escnn_attention.geometry.at_once`."""
         numbered = self.edge_attr is not None
         if keys is not self and self.edge_index is None:
-            return cached(pairs_at_once, self._places, self.batch, keys._places, keys.batch)
+            return cached(pairs_at_once, self._places, self.batch, keys._places, keys.batch, self._rule)
         return cached(all_at_once, self._places, self.edge_index, self.batch, self._rule, numbered)
 
     def places_of(self, keys: Points, some: Chunk) -> tuple[Tensor, Tensor]:

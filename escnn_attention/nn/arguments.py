@@ -17,7 +17,10 @@ from escnn_attention.plain.projections import ProjectionKind
 
 __all__ = [
     "REQUIRED",
+    "RESIZING",
     "AttentionLike",
+    "CrossOptions",
+    "GridOptions",
     "HeadOptions",
     "PaddingMode",
     "PointOptions",
@@ -286,6 +289,18 @@ class HeadOptions(TypedDict, total=False):
     registers: int
 
 
+class GridOptions(HeadOptions, total=False):
+    """Options of self-attention on grids besides those of its heads: see :class:`GroupSelfAttention`."""
+
+    is_causal: bool
+    stride: int
+    scale_factor: int
+
+
+RESIZING = ("stride", "scale_factor")
+"""Options of attention whose output has another grid, which blocks with a shortcut do not have."""
+
+
 class PointOptions(HeadOptions, total=False):
     """Options of attention between points besides those of its heads: see :class:`PointSelfAttention`."""
 
@@ -293,7 +308,18 @@ class PointOptions(HeadOptions, total=False):
     period: float | Sequence[float] | None
 
 
-_OPTIONS = {f"Unpack[{kind.__name__}]": kind for kind in (HeadOptions, PointOptions)}
+class CrossOptions(PointOptions, total=False):
+    """Options of attention between two sets besides those of its heads: see :class:`GroupCrossAttention`."""
+
+    dilation: int
+    causal: bool
+    is_causal: bool
+    padding_mode: PaddingMode
+    radius: float | None
+    num_neighbours: int | None
+
+
+_OPTIONS = {f"Unpack[{kind.__name__}]": kind for kind in (HeadOptions, GridOptions, PointOptions, CrossOptions)}
 
 
 def option_names(layer: Callable[..., Any]) -> list[str]:

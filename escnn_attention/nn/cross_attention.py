@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -15,17 +16,19 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 from typing_extensions import Unpack
 
-from escnn_attention._checks import check_length, check_option, check_probability
+from escnn_attention._checks import check_bool, check_length, check_option, check_probability
 from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS, KeyMode, QueryMode
 from escnn_attention.geometry.cache import kept
-from escnn_attention.geometry.neighbours import numbers_of
+from escnn_attention.geometry.lattice import longest_square
+from escnn_attention.geometry.neighbours import Neighbourhood, largest_step, numbers_of
+from escnn_attention.geometry.relations import Offset
 from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.groups.sequences import SpaceTime
 from escnn_attention.nn.arguments import (
-    HeadOptions,
+    CrossOptions,
     check_field,
     check_options,
     check_shape,
@@ -34,7 +37,8 @@ from escnn_attention.nn.arguments import (
     option_names,
 )
 from escnn_attention.nn.heads import Heads, check_registers, finished, is_scalar, normalised_needs
-from escnn_attention.nn.point_module import check_cloud
+from escnn_attention.nn.point_attention import check_box, choose_cutoff, choose_kernel, choose_neighbourhood
+from escnn_attention.nn.point_module import check_cloud, check_index
 from escnn_attention.nn.self_attention import (
     bind,
     flat_positions,
@@ -73,7 +77,8 @@ class GroupCrossAttention(EquivariantModule):
       ``spacing`` says otherwise. ``kernel_size`` is a window about the place of the query.
     - Both are points, ``coords`` of a GeometricTensor, or one of them is a grid, whose positions are points then, with
       its centre at the origin and neighbouring positions 1 apart. Then :math:`\Delta = (x' - x) / \ell` with the
-      ``length_scale`` :math:`\ell`.
+      ``length_scale`` :math:`\ell`. Which keys a query sees, ``radius``, ``num_neighbours`` or ``edge_index`` say, or
+      a ``kernel_size`` about its place where one set is a grid; a query without any has the output of heads of zero.
     - They are of different gspaces, such as the tokens of a sequence and an image. A query has no place among the keys.
       :math:`\Delta = x'` is the place of the key relative to the centre of its own grid, in units of half the longest
       side; of points it is their place relative to the mean of their cloud, in units of the ``length_scale``. With
@@ -84,8 +89,8 @@ class GroupCrossAttention(EquivariantModule):
         key_type: the type of the keys: any fields, over any gspace with the same fiber group.
         out_type: the type of the output, over the gspace of ``query_type``.
         num_heads: the number of heads.
-        kernel_size: the odd width of the window in positions of the grid of the keys; None for all keys. A window needs
-            grids of the same gspace.
+        kernel_size: the odd width of the window in positions of the grid of the keys, or of the queries where the keys
+            are points; None for all keys. A window needs a grid, and sets of the same gspace.
         value_type: the type of the values, over the gspace of ``key_type``; None for ``key_type``.
         query, keys: which poses attend to which, as in :class:`GroupSelfAttention`.
         encoding: the positional encoding, as in :class:`GroupSelfAttention`; one that reads queries and keys. By
@@ -93,10 +98,13 @@ class GroupCrossAttention(EquivariantModule):
         window: as in :class:`GroupSelfAttention`.
         spacing: the distance of neighbouring keys, in steps of the grid of the queries: a number, such as 2 for keys
             that a stride of 2 has left; None for grids of the same extent.
-        length_scale: the unit of length of the encoding between points, in the units of their coordinates.
+        length_scale: the unit of length of the encoding between points, in the units of their coordinates; by default
+            ``radius``, or 1.
         dropout, backend, samples: as in :class:`GroupSelfAttention`.
         options: ``head_fields``, ``projection``, ``bias``, ``qk_norm`` and ``registers`` as in
-            :class:`GroupSelfAttention`.
+            :class:`GroupSelfAttention`; ``dilation``, ``causal`` (or ``is_causal``) and ``padding_mode`` as there, for
+            grids with the same positions; ``radius``, ``num_neighbours``, ``cutoff`` and ``period`` as in
+            :class:`PointSelfAttention`, for points, also beside a grid.
 
     Attributes:
         query_type, key_type, value_type, out_type: the types.
@@ -110,8 +118,9 @@ class GroupCrossAttention(EquivariantModule):
 
     Raises:
         TypeError: a type or number is none, or there is no such option.
-        ValueError: different fiber groups, another gspace of ``out_type`` or ``value_type``, a window between different
-            gspaces, an encoding without queries or keys, and what :class:`GroupSelfAttention` raises.
+        ValueError: different fiber groups, another gspace of ``out_type`` or ``value_type``, a window or radius between
+            different gspaces, both of them, an encoding without queries or keys, and what :class:`GroupSelfAttention`
+            and :class:`PointSelfAttention` raise.
         NotImplementedError: the fiber group is continuous and there are no samples.
 
     Example:
@@ -146,11 +155,11 @@ class GroupCrossAttention(EquivariantModule):
         encoding: Encoding | str | None = None,
         window: str = "auto",
         spacing: float | None = None,
-        length_scale: float = 1.0,
+        length_scale: float | None = None,
         dropout: float = 0.0,
         backend: str = "auto",
         samples: Samples | int | None = None,
-        **options: Unpack[HeadOptions],
+        **options: Unpack[CrossOptions],
     ):
         super().__init__()
         check_options(type(self).__name__, options, option_names(GroupCrossAttention))
@@ -162,8 +171,14 @@ class GroupCrossAttention(EquivariantModule):
         check_option("keys", keys, ("all", "own"))
         one_space = query_type.gspace == key_type.gspace
         group = _group_of(query_type.gspace, key_type.gspace, as_samples(samples))
+        is_causal = check_bool("is_causal", given.pop("is_causal", False))
+        grid_options = {name: given.pop(name) for name in ("dilation", "causal", "padding_mode") if name in given}
+        grid_options |= {"causal": True} if is_causal else {}
+        seen = _choose_window(group, key_type, kernel_size, window, one_space, **grid_options)
+        point_options = {n: value for n in _POINT_OPTIONS if (value := given.pop(n, None)) is not None}
         heads = Heads.choose(out_type, num_heads, group, **given)
         bound = _choose_encoding(encoding, query_type.gspace, one_space)
+        places = _choose_places(group, bound, seen, one_space, spacing, length_scale, point_options)
         needs = normalised_needs(qk_norm, bound, heads.channels, group.dimension)
         _check_needs(bound, needs.queries and needs.keys)
         check_registers(registers, keys, bound)
@@ -175,7 +190,6 @@ class GroupCrossAttention(EquivariantModule):
         asks_alike = asks_alike and (lifts or (keys == "all" and not bound.absolute))
         num_poses = 1 if keys == "own" and not bound.absolute else group.order + registers
         poses = has_pose_term(bound, query, keys, lifts=lifts)
-        seen = _choose_window(group, key_type, kernel_size, window, one_space)
         plain = CrossAttention(
             Projections(
                 heads.read_one(query_type, heads.channels, scalars=asks_alike),
@@ -185,7 +199,7 @@ class GroupCrossAttention(EquivariantModule):
             ),
             bind(bound, heads, seen, num_poses, poses=poses),
             tables_of(group, num_poses, registers, poses=poses, weighs=keys == "all" and not lifts),
-            Places(one_space, seen, _choose_spacing(spacing, one_space), check_length("length_scale", length_scale)),
+            places,
             AttentionMode(query, keys, check_probability("dropout", dropout), _check_backend(backend)),
             query_weight=query_weight(out_type, group, query, lifts=asks_alike),
         )
@@ -204,6 +218,7 @@ class GroupCrossAttention(EquivariantModule):
         *,
         query_batch: Tensor | None = None,
         key_batch: Tensor | None = None,
+        edge_index: Tensor | None = None,
     ) -> GeometricTensor:
         """Apply the layer to two sets of features.
 
@@ -216,23 +231,27 @@ class GroupCrossAttention(EquivariantModule):
                 zeros on grids, and to nothing at points.
             query_batch, key_batch: ``(N,)`` and ``(N',)``, for points the number of the cloud of each; queries attend
                 to keys of the same number, image number b of a grid to cloud number b. None for a single cloud.
+            edge_index: ``(2, E)``, where either are points: the edges from keys (first row) to queries (second row).
+                Positions of grids count on from image to image. None for the keys that the layer chooses.
 
         Returns:
             features of type ``out_type`` where the queries are.
 
         Raises:
             TypeError: an argument is no GeometricTensor, of another precision, or the mask is no tensor of bool.
-            ValueError: another type, other numbers of images, values on another grid, grids whose sizes have no ratio,
-                a mask of another shape; a window between points, or clouds that do not fit the images.
+            ValueError: another type, other numbers of images, values on another grid, grids whose sizes have no ratio
+                or differ for a layer that is causal, dilated or on tori, a mask of another shape; a window between
+                points, a radius between grids, clouds that do not fit the images, edges for a layer that chooses keys.
         """
         x, y, z = self._check_sets(queries, keys, values)
         mask = None if key_padding_mask is None else _check_padding(key_padding_mask, y)
         sets, batches = (queries, keys), (query_batch, key_batch)
         if queries.coords is None and keys.coords is None:
             _check_no_batch(batches)
+            self._check_grids(x, y, edge_index)
             return GeometricTensor(self.plain(x, y, z, mask), self.out_type)
-        self._check_points(sets, batches, mask)
-        out = self.plain(x, y, z, mask, queries.coords, keys.coords, *batches)
+        self._check_points(sets, batches, mask, edge_index)
+        out = self.plain(x, y, z, mask, queries.coords, keys.coords, *batches, edge_index)
         return GeometricTensor(out, self.out_type, queries.coords)
 
     def attention_maps(
@@ -272,6 +291,7 @@ class GroupCrossAttention(EquivariantModule):
         x, y = self._check_queries_and_keys(queries, keys)
         if queries.coords is not None or keys.coords is not None:
             raise ValueError("queries: attention_maps got scattered points (coords are set), needed features on grids")
+        self._check_grids(x, y, None)
         # Whatever values are, they are attended to alike.
         z = None if self.value_type == self.key_type else y.new_zeros(len(y), self.value_type.size, *y.shape[2:])
         mask = None if key_padding_mask is None else _check_padding(key_padding_mask, y)
@@ -298,7 +318,7 @@ class GroupCrossAttention(EquivariantModule):
         """
         layer, errors = copy.deepcopy(self).double().eval(), []
         types = (self.query_type, self.key_type, self.value_type)
-        inputs = [t(torch.randn(2, t.size, *[4] * t.gspace.dimensionality, dtype=torch.float64)) for t in types]
+        inputs = [self._random(t) for t in types]
         with torch.no_grad():
             y = layer(*inputs)
             limit = atol + rtol * float(y.tensor.abs().max())
@@ -310,12 +330,26 @@ class GroupCrossAttention(EquivariantModule):
                 errors.append((element, float(error.mean())))
         return errors
 
+    def _random(self, field_type: FieldType) -> GeometricTensor:
+        """Random features on a grid, or at points for a layer that is for points alone."""
+        dimension = field_type.gspace.dimensionality
+        if dimension and self._is_for_points:
+            coords = torch.randn(9, dimension, dtype=torch.float64)
+            return GeometricTensor(torch.randn(9, field_type.size, dtype=torch.float64), field_type, coords)
+        return field_type(torch.randn(2, field_type.size, *[4] * dimension, dtype=torch.float64))
+
+    @property
+    def _is_for_points(self) -> bool:
+        places = self.plain.places
+        near = self.plain.window.kernel_size is None and not places.rule.is_global
+        return near or places.relation.period is not None
+
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode.
 
         It maps ``(queries, keys, values=None, key_padding_mask=None, query_coords=None, key_coords=None,
-        query_batch=None, key_batch=None)``, tensors, to the tensor of the output, gives the same values and needs no
-        escnn, neither to run nor to be loaded.
+        query_batch=None, key_batch=None, edge_index=None)``, tensors, to the tensor of the output, gives the same
+        values and needs no escnn, neither to run nor to be loaded.
         """
         self.eval()
         return copy.deepcopy(self.plain).eval()
@@ -341,18 +375,50 @@ class GroupCrossAttention(EquivariantModule):
             raise ValueError(f"values: got shape {tuple(z.shape)}, needed {shape}, where the keys are")
         return x, y, z
 
+    def _check_grids(self, queries: Tensor, keys: Tensor, edge_index: Tensor | None) -> None:
+        """The layer is for grids, and for those of these sizes."""
+        places, window = self.plain.places, self.plain.window
+        of_points = {"radius, num_neighbours or period": self._is_for_points, "edge_index": edge_index is not None}
+        for name, given in of_points.items():
+            if given:
+                raise ValueError(f"{name}: got two sets on grids, needed points (coords), or a layer with kernel_size")
+        if queries.shape[2:] == keys.shape[2:] and places.spacing in (None, (1, 1)):
+            return
+        word = "causal" if window.causal else "padding_mode" if window.circular else "dilation"
+        if window.causal or window.circular or window.dilation > 1:
+            raise ValueError(
+                f"{word}: {type(self).__name__} got grids of {tuple(queries.shape[2:])} and {tuple(keys.shape[2:])} "
+                f"positions with spacing={places.spacing}, needed the same positions for queries and keys"
+            )
+
     def _check_points(
         self,
         sets: tuple[GeometricTensor, GeometricTensor],
         batches: tuple[Tensor | None, Tensor | None],
         mask: Tensor | None,
+        edge_index: Tensor | None,
     ) -> None:
         """Points are finite where no mask hides them, and the numbers of clouds are those of images."""
-        if self.plain.window.kernel_size is not None:
+        window, rule = self.plain.window, self.plain.places.rule
+        on_grid = any(x.coords is None for x in sets)
+        if window.kernel_size is not None and not on_grid:
             raise ValueError(
-                f"kernel_size: got {self.plain.window.kernel_size}, which is a window on a grid, and scattered points "
-                "(coords are set); needed kernel_size=None"
+                f"kernel_size: got {window.kernel_size}, which is a window on a grid, and scattered points (coords are "
+                "set); needed kernel_size=None, and radius or num_neighbours for points that are near"
             )
+        for name, given, instead in (
+            ("causal", window.causal, "sequences"),
+            ("padding_mode", window.circular, "period= for points on a torus, or grids"),
+            ("dilation", window.dilation > 1, "grids"),
+        ):
+            if given:
+                raise ValueError(
+                    f"{name}: {type(self).__name__} got scattered points (coords are set), needed {instead}"
+                )
+        if edge_index is not None:
+            if not rule.is_global:
+                raise ValueError(f"edge_index: got edges, and the layer chooses keys itself ({rule}); leave out one")
+            check_index("edge_index", edge_index, (2, edge_index.shape[-1] if edge_index.dim() else 0), None)
         images = {len(x.tensor) for x in sets if x.coords is None}
         for name, x, batch, hidden in zip(("query", "key"), sets, batches, (None, mask), strict=True):
             if x.coords is None:
@@ -374,6 +440,12 @@ class GroupCrossAttention(EquivariantModule):
         parts = [f"{self.query_type}, {self.key_type} -> {self.out_type}", f"num_heads={self.num_heads}"]
         parts += [f"head_fields={self.head_fields}", kernel, f"query={core.query!r}", f"keys={core.keys!r}"]
         parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
+        rule, cutoff = core.places.rule, core.cutoff
+        given: dict[str, Any] = {"dilation": window.dilation if window.dilation > 1 else None}
+        if window.kernel_size is None:
+            given |= {"radius": rule.radius, "num_neighbours": rule.num_neighbours}
+        given |= {"cutoff": None if cutoff is None else cutoff.name, "period": core.places.relation.period}
+        parts += [f"{name}={value}" for name, value in given.items() if value is not None]
         if core.dropout:
             parts.append(f"dropout={core.dropout}")
         return ", ".join([*parts, f"backend={core.backend!r}"])
@@ -438,14 +510,57 @@ def _check_needs(encoding: Encoding, reads_both: bool) -> None:
         )
 
 
-def _choose_window(group: Fibers, key_type: FieldType, kernel_size: int | None, window: str, one_space: bool) -> Window:
+def _choose_window(
+    group: Fibers, key_type: FieldType, kernel_size: int | None, window: str, one_space: bool, **options: Any
+) -> Window:
     """The window that is asked for, if queries have a place among the keys."""
-    if kernel_size is not None and not one_space:
-        raise ValueError(
-            f"kernel_size: got {kernel_size}, but queries have no place in {key_type.gspace.name}, the gspace of the "
-            "keys; needed None, or keys of the gspace of the queries"
-        )
-    return choose_window(group, key_type, kernel_size, window, 1)
+    given = {"kernel_size": kernel_size, "causal": options.get("causal"), "padding_mode": options.get("padding_mode")}
+    for name, value in given.items():
+        if value not in (None, False, "none") and not one_space:
+            raise ValueError(
+                f"{name}: got {value!r}, but queries have no place in {key_type.gspace.name}, the gspace of the "
+                "keys; needed None, or keys of the gspace of the queries"
+            )
+    return choose_window(group, key_type, kernel_size, window, options.pop("dilation", 1), **options)
+
+
+_POINT_OPTIONS = ("radius", "num_neighbours", "cutoff", "period")
+
+
+def _choose_places(
+    group: Fibers,
+    encoding: Encoding,
+    window: Window,
+    one_space: bool,
+    spacing: float | None,
+    length_scale: float | None,
+    options: dict[str, Any],
+) -> Places:
+    """Where queries and keys are, and which keys a query sees."""
+    for name, value in options.items():
+        if value is not False and not one_space:
+            raise ValueError(f"{name}: got {value!r}, but queries and keys are of different gspaces; leave it out")
+        if value is not False and window.kernel_size is not None:
+            raise ValueError(f"{name}: got {value!r} with kernel_size={window.kernel_size}; needed one of them")
+    relation = Offset(options.get("period"))
+    check_box(relation, group, "the keys")
+    choose_kernel(encoding, relation)
+    rule = choose_neighbourhood(options.get("radius"), options.get("num_neighbours"), relation, group.dimension)
+    cutoff = choose_cutoff(options.get("cutoff", False), rule)
+    length = check_length("length_scale", rule.length if length_scale is None else length_scale)
+    if window.kernel_size is not None:
+        rule = _rule_of(window)
+    return Places(one_space, window, rule, relation, length, _choose_spacing(spacing, one_space), cutoff)
+
+
+def _rule_of(window: Window) -> Neighbourhood:
+    """By which a window about a point has positions of a grid, 1 apart, or the other way round."""
+    assert window.kernel_size is not None
+    longest = longest_square(window.kernel_size, window.shape)
+    if longest is not None:
+        return Neighbourhood(math.sqrt(longest))
+    # Less than half the width away along each axis, as between grids.
+    return Neighbourhood(math.nextafter(window.kernel_size / 2, 0.0), metric=largest_step)
 
 
 def _choose_spacing(spacing: float | None, one_space: bool) -> tuple[int, int] | None:

@@ -153,7 +153,7 @@ class PointSelfAttention(PointLayer):
         qk_norm, registers = given.pop("qk_norm", False), given.pop("registers", 0)
         cutoff = given.pop("cutoff", False)
         heads = Heads.choose(out_type, num_heads, group, **given)
-        kernel = _choose_encoding(encoding, relation)
+        kernel = choose_kernel(encoding, relation)
         rule = choose_neighbourhood(radius, num_neighbours, relation, group.dimension)
         lifts = not check_shared(shared_scores, query, keys, kernel, group) and _lifts(in_type, heads, relation)
         needs = normalised_needs(qk_norm, kernel, heads.channels, group.dimension, normalization)
@@ -388,7 +388,7 @@ def bind_kernel(
     return bound
 
 
-def _choose_encoding(encoding: Encoding | PairKernel | str | None, relation: Relation) -> Encoding | PairKernel:
+def choose_kernel(encoding: Encoding | PairKernel | str | None, relation: Relation) -> Encoding | PairKernel:
     """The encoding or kernel, if it can see this relation."""
     kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
     if (kernel.absolute or kernel.rotates) and (not isinstance(relation, Offset) or relation.period is not None):

@@ -22,7 +22,15 @@ from escnn_attention.nn.arguments import check_points
 from escnn_attention.nn.module import FieldModule
 from escnn_attention.plain.point_attention import PointAttention, check_edge_attr
 
-__all__ = ["PointLayer", "PointModule", "check_at_points", "check_cloud", "check_edge_dim", "check_points_mode"]
+__all__ = [
+    "PointLayer",
+    "PointModule",
+    "check_at_points",
+    "check_cloud",
+    "check_edge_dim",
+    "check_index",
+    "check_points_mode",
+]
 
 
 _NEEDED_TABLES = (
@@ -80,9 +88,9 @@ def _check_numbers(
     if not bool((finite if mask is None else finite | ~mask).all()):
         raise ValueError("coords: got numbers that are not finite; leave points out by mask")
     if edge_index is not None:
-        _check_index("edge_index", edge_index, (2, edge_index.shape[-1] if edge_index.dim() else 0), number)
+        check_index("edge_index", edge_index, (2, edge_index.shape[-1] if edge_index.dim() else 0), number)
     if batch is not None:
-        _check_index("batch", batch, (number,), None)
+        check_index("batch", batch, (number,), None)
         if edge_index is not None and bool((batch[edge_index[0]] != batch[edge_index[1]]).any()):
             raise ValueError("edge_index: got edges between points that belong to different clouds of batch")
     if edge_index is not None:
@@ -135,7 +143,7 @@ def _check_keys(edge_index: Tensor, number: int, mask: Tensor | None) -> None:
         )
 
 
-def _check_index(name: str, index: Tensor, shape: tuple[int, ...], number: int | None) -> None:
+def check_index(name: str, index: Tensor, shape: tuple[int, ...], number: int | None) -> None:
     """``index`` is of integers, of this shape, from 0 to ``number`` - 1."""
     if index.dtype != torch.long:
         raise TypeError(f"{name}: got {index.dtype}, needed a tensor of torch.long")

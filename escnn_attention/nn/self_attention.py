@@ -13,7 +13,7 @@ from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 from typing_extensions import Unpack
 
-from escnn_attention._checks import check_bool, check_option, check_probability
+from escnn_attention._checks import check_bool, check_int, check_option, check_probability
 from escnn_attention.encodings import Encoding, PairKernel, as_encoding
 from escnn_attention.functional import ON_GRIDS, KeyMode, QueryMode
 from escnn_attention.geometry.orbits import Orbits
@@ -23,7 +23,7 @@ from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import (
     REQUIRED,
-    HeadOptions,
+    GridOptions,
     PaddingMode,
     check_input,
     check_options,
@@ -43,7 +43,7 @@ from escnn_attention.nn.heads import (
 )
 from escnn_attention.nn.module import MaskedModule
 from escnn_attention.plain.projections import padded, with_registers
-from escnn_attention.plain.self_attention import AttentionMode, GroupTables, SelfAttention
+from escnn_attention.plain.self_attention import AttentionMode, GroupTables, Resampling, SelfAttention
 
 __all__ = [
     "GroupSelfAttention",
@@ -271,6 +271,12 @@ class GroupSelfAttention(MaskedModule):
             continue at its other side, and :math:`\Delta` is the shortest offset, or the encoding the mean over all
             shortest ones. The layer then commutes with all rolls, exactly. For groups that map the lattice onto itself,
             windows that fit into the torus, and encodings that are added to the keys. A causal time has no other side.
+        is_causal: another name of ``causal``, that of ``torch.nn.MultiheadAttention``.
+        stride: outputs are at every so many positions along each axis, from the first to the last, and equal those of
+            ``stride=1`` there. Exact on sizes of which it divides :math:`n - 1`; others are refused when called.
+        scale_factor: so many outputs along each axis in place of one: the grid is as much finer, of the same extent.
+            Each has the query of the position in whose cell it lies, and offsets and windows about its own place.
+            Exact on all sizes.
         projection: ``"group"`` for all equivariant pointwise maps, ``"pointwise"`` for maps that mix fields but not
             poses, as in the published GSA-Nets (regular fields only).
         dropout: the probability of dropping an attention weight in training.
@@ -286,13 +292,15 @@ class GroupSelfAttention(MaskedModule):
             in space; None for a finite one.
 
     Shape:
-        ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
+        ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``, or with ``stride`` or ``scale_factor`` to the
+        grid of the outputs.
 
     Raises:
         TypeError: a type or number is none, or there is no ``kernel_size``.
         ValueError: another gspace, heads that do not divide the fields, an even kernel, an unknown option, a window
             that the group does not preserve, ``causal`` without an axis of time, a torus that the group or the encoding
-            does not keep; in the forward pass a window that reaches around the torus.
+            does not keep, a ``stride`` or ``scale_factor`` with another of these; in the forward pass a window that
+            reaches around the torus, a size that the stride does not fit.
         NotImplementedError: the fiber group is continuous and there are no samples.
 
     Example:
@@ -334,7 +342,7 @@ class GroupSelfAttention(MaskedModule):
         dropout: float = 0.0,
         backend: str = "auto",
         samples: Samples | int | None = None,
-        **options: Unpack[HeadOptions],
+        **options: Unpack[GridOptions],
     ):
         check_options(type(self).__name__, options, option_names(GroupSelfAttention))
         check_types(in_type, out_type)
@@ -342,6 +350,8 @@ class GroupSelfAttention(MaskedModule):
         qk_norm, registers = given.pop("qk_norm", False), given.pop("registers", 0)
         check_option("query", query, ("own", "all"))
         check_option("keys", keys, ("all", "own"))
+        causal = check_bool("is_causal", given.pop("is_causal", False)) or causal
+        resampling = _choose_resampling(given.pop("stride", 1), given.pop("scale_factor", 1))
         group = fibers(in_type.gspace, as_samples(samples))
         heads = Heads.choose(out_type, num_heads, group, **given)
         encoding = as_encoding(encoding)
@@ -356,6 +366,7 @@ class GroupSelfAttention(MaskedModule):
         num_poses = 1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.order + registers
         poses = has_pose_term(encoding, query, keys, lifts=lifts)
         seen = choose_window(group, in_type, kernel_size, window, dilation, causal=causal, padding_mode=padding_mode)
+        _check_resampling(resampling, seen, group.dimension)
         if seen.circular and not encoding.adds_to_keys:
             raise ValueError(
                 f'encoding: got a {type(encoding).__name__} with padding_mode="circular", whose frequencies or origin '
@@ -372,6 +383,7 @@ class GroupSelfAttention(MaskedModule):
             needs,
             query_weight=weight,
             transformation=random_transformation(in_type, out_type, group),
+            resampling=resampling,
         )
         super().__init__(in_type, out_type, finished(plain, qk_norm, registers))
         self.num_heads = heads.number
@@ -388,8 +400,8 @@ class GroupSelfAttention(MaskedModule):
 
         Args:
             input: features of type ``in_type``.
-            positions: ``(n, d)``, the positions of the queries, as indices along the axes of the grid; negative ones
-                count from the end.
+            positions: ``(n, d)``, the positions of the queries, as indices along the axes of the grid of outputs;
+                negative ones count from the end.
             poses: the output poses h, as elements or as their indices; all by default.
 
         Returns:
@@ -415,8 +427,13 @@ class GroupSelfAttention(MaskedModule):
             torch.Size([1, 2, 1, 2, 1, 4, 5, 5])
         """
         x = check_input(input, self.in_type, self)
-        flat = flat_positions(positions, x.tensor.shape[2:])
+        flat = flat_positions(positions, self.plain.resampling.shape(x.tensor.shape[2:]))
         return self.plain.attention_maps(x.tensor, flat, pose_indices(poses, self.space, self.samples))
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for an input of this shape."""
+        batch, size, *space = super().evaluate_output_shape(input_shape)
+        return (batch, size, *self.plain.resampling.shape(space))
 
     def extra_repr(self) -> str:
         core = self.plain
@@ -429,6 +446,8 @@ class GroupSelfAttention(MaskedModule):
             parts.append("causal=True")
         if window.circular:
             parts.append("padding_mode='circular'")
+        given = {"stride": core.resampling.stride, "scale_factor": core.resampling.scale_factor}
+        parts += [f"{name}={number}" for name, number in given.items() if number > 1]
         parts.append(f"query={core.query!r}")
         if core.keys != "all":
             parts.append(f"keys={core.keys!r}")
@@ -446,6 +465,24 @@ class GroupSelfAttention(MaskedModule):
         return ", ".join([*parts, f"backend={core.backend!r}"])
 
 
+def _choose_resampling(stride: Any, scale_factor: Any) -> Resampling:
+    """The grid of the outputs that is asked for."""
+    chosen = Resampling(check_int("stride", stride), check_int("scale_factor", scale_factor))
+    if chosen.stride > 1 and chosen.scale_factor > 1:
+        raise ValueError(f"stride: got {stride} with scale_factor={scale_factor}, needed one of them")
+    return chosen
+
+
+def _check_resampling(chosen: Resampling, window: Window, dimension: int) -> None:
+    """A window without words is one about any place, and there are places between the positions of a grid."""
+    name, number = ("stride", chosen.stride) if chosen.stride > 1 else ("scale_factor", chosen.scale_factor)
+    others = {"causal": window.causal, "padding_mode": window.circular, "dilation": window.dilation > 1}
+    others["a gspace without a base space"] = not dimension
+    for other, given in others.items():
+        if chosen.resizes and given:
+            raise ValueError(f"{name}: got {number} with {other}, which it does not have; needed {name}=1")
+
+
 class LiftingSelfAttention(GroupSelfAttention):
     r"""Lifting self-attention: from scalar fields to regular fields, and on to any ``out_type``.
 
@@ -459,9 +496,9 @@ class LiftingSelfAttention(GroupSelfAttention):
     Args:
         in_type: trivial fields only. :class:`GroupSelfAttention` lifts every other type.
         out_type, num_heads, kernel_size: as in :class:`GroupSelfAttention`.
-        options: ``head_fields``, ``encoding``, ``window``, ``dilation``, ``causal``, ``padding_mode``, ``dropout``,
-            ``qk_norm``, ``registers``, ``bias``, ``backend`` and ``samples`` as in :class:`GroupSelfAttention`;
-            ``projection``, that of the output.
+        options: ``head_fields``, ``encoding``, ``window``, ``dilation``, ``causal``, ``padding_mode``, ``stride``,
+            ``scale_factor``, ``dropout``, ``qk_norm``, ``registers``, ``bias``, ``backend`` and ``samples`` as in
+            :class:`GroupSelfAttention`; ``projection``, that of the output.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.

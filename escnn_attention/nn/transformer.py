@@ -22,6 +22,7 @@ from escnn_attention.groups.fibers import mass
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.arguments import (
     REQUIRED,
+    RESIZING,
     AttentionLike,
     Required,
     changed,
@@ -414,7 +415,7 @@ def check_memory(
 def grid_block_options() -> list[str]:
     """The names of all options of a :class:`TransformerBlock`, those of its attention included."""
     own = [*option_names(TransformerBlock), "attention_dropout", "condition", "cross_attention"]
-    return [*own, *(n for n in option_names(GroupSelfAttention) if n not in own)]
+    return [*own, *(n for n in option_names(GroupSelfAttention) if n not in (*own, *RESIZING))]
 
 
 def each_block(block: Mapping[str, Any] | None, blocks: int, taken: Collection[str]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +19,11 @@ from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS, GridCall, KeyMo
 from escnn_attention.functional.points.bias import PairTables
 from escnn_attention.geometry.grid import Grid, kept_grid
 from escnn_attention.geometry.grid_pair import GridPair
-from escnn_attention.geometry.neighbours import Neighbourhood
+from escnn_attention.geometry.neighbours import Neighbourhood, where
 from escnn_attention.geometry.points import Points
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.geometry.windows import Window
+from escnn_attention.plain.cutoff import Cutoff
 from escnn_attention.plain.point_attention import SeenFromPoses
 from escnn_attention.plain.projections import FromPoses, Scalars, ScoredHeads, ToPoses
 from escnn_attention.plain.self_attention import (
@@ -63,15 +64,21 @@ class Places:
     Attributes:
         one_space: whether queries and keys lie in the same space. In another space queries have no place among the
             keys; they stand at the centre of the keys.
-        window: which keys a query sees.
-        spacing: of the grids of queries and keys, in a unit that both have; None for grids of the same extent.
+        window: which keys of a grid a query of a grid sees.
+        rule: which keys a query sees where either are points.
+        relation: of points.
         length_scale: the unit of length of the encoding between points.
+        spacing: of the grids of queries and keys, in a unit that both have; None for grids of the same extent.
+        cutoff: by which the measure of a key is multiplied for each query, between points; None without.
     """
 
     one_space: bool
     window: Window
+    rule: Neighbourhood
+    relation: Offset
+    length_scale: float
     spacing: tuple[int, int] | None = None
-    length_scale: float = 1.0
+    cutoff: Cutoff | None = None
 
 
 class Scattered(NamedTuple):
@@ -126,7 +133,7 @@ class CrossAttention(ScoredHeads):
         self.encoding = encoding
         self.num_heads = projections.queries.groups
         self.qk_norm = self.registers = None
-        self.places, self.window = places, places.window
+        self.places, self.window, self.cutoff = places, places.window, places.cutoff
         self.dropout, self.backend = mode.dropout, mode.backend
         # One query without a pose contributes to every output pose, whichever of its poses would.
         self.query: QueryMode = "all" if isinstance(projections.queries, Scalars) else mode.query
@@ -139,11 +146,15 @@ class CrossAttention(ScoredHeads):
         return len(self.project_queries.weight) // self.num_heads
 
     @property
+    def reads_places(self) -> bool:
+        """Whether the encoding reads where queries and keys are."""
+        encoding = self.encoding
+        return encoding.dim > 0 and (encoding.form is not None or encoding.rotates)
+
+    @property
     def sees_places(self) -> bool:
         """Whether it matters where queries and keys are."""
-        encoding = self.encoding
-        sees = encoding.dim > 0 and (encoding.form is not None or encoding.rotates)
-        return sees or self.window.kernel_size is not None
+        return self.reads_places or not (self.window.looks_everywhere and self.places.rule.is_global)
 
     def forward(
         self,
@@ -155,6 +166,7 @@ class CrossAttention(ScoredHeads):
         key_coords: Tensor | None = None,
         query_batch: Tensor | None = None,
         key_batch: Tensor | None = None,
+        edge_index: Tensor | None = None,
     ) -> Tensor:
         """Features ``(B, out, *space)``, or ``(N, out)`` of queries at points.
 
@@ -164,7 +176,7 @@ class CrossAttention(ScoredHeads):
             asking = self.scattered(queries, query_coords, query_batch)
             asked = self.scattered(keys, key_coords, key_batch)
             values = None if values is None else self.scattered(values, key_coords, key_batch).x
-            y = self.attend_points(asking, asked, values, key_padding_mask)
+            y = self.attend_points(asking, asked, values, key_padding_mask, edge_index)
             if query_coords is not None:
                 return y
             return fields_of(y.unflatten(0, (queries.shape[0], -1)), queries.shape[2:])
@@ -239,7 +251,12 @@ class CrossAttention(ScoredHeads):
         return Scattered(rows_of(x).flatten(0, -2), places.repeat(images, 1), cloud)
 
     def attend_points(
-        self, queries: Scattered, keys: Scattered, values: Tensor | None, hidden: Tensor | None
+        self,
+        queries: Scattered,
+        keys: Scattered,
+        values: Tensor | None,
+        hidden: Tensor | None,
+        edge_index: Tensor | None,
     ) -> Tensor:
         """The output ``(N, out)`` for queries and keys at points, of which a mask hides some keys."""
         batch, features, coords = keys.batch, keys.x, keys.coords
@@ -249,31 +266,37 @@ class CrossAttention(ScoredHeads):
             features, coords = features.masked_fill(rows, 0.0), coords.masked_fill(rows, 0.0)
             values = None if values is None else values.masked_fill(rows, 0.0)
             batch = torch.where(hidden.flatten(), -1, 0 if batch is None else batch)
+            if edge_index is not None:
+                edge_index = edge_index.index_select(1, where(~hidden.flatten()[edge_index[0]]))
         places = queries.coords
         if not self.sees_places:
             places = coords.new_zeros(queries.x.shape[0], coords.shape[1])
         elif not self.places.one_space:
             places = _centres(coords, batch, queries.batch, queries.x.shape[0])
+        rule, length = self.places.rule, self.places.length_scale
         asking, asked = (
-            Points(x if self.places.length_scale == 1 else x / self.places.length_scale, x, None, of, Neighbourhood())
+            Points(x if length == 1 else x / length, x, edge_index, of, rule)
             for x, of in ((places, queries.batch), (coords, batch))
         )
         q, k, v = self.to_heads(queries.x[None], features[None], None if values is None else values[None])
         dropout = self.dropout if self.training else 0.0
         bias = self.encoding.pair_bias(self._pair_tables())
-        call = PointCall(q, k, v, bias, asking, asked, query=self.query, keys=self.keys, dropout=dropout)
+        modes: dict[str, Any] = {"query": self.query, "keys": self.keys, "dropout": dropout, "envelope": self.cutoff}
+        call = PointCall(q, k, v, bias, asking, asked, **modes)
         return self._written(BETWEEN_POINTS.compute(call, self.backend)).squeeze(0)
 
     def _pair_tables(self) -> PairTables:
         quotient, measure = self.quotient, self.log_measure
+        relation = self.places.relation.in_units(self.places.length_scale)
         return PairTables(
-            relate=SeenFromPoses(Offset(), self.inverse_action) if self.sees_places else nothing_seen,
+            relate=SeenFromPoses(relation, self.inverse_action) if self.reads_places else nothing_seen,
             inverse_action=self.inverse_action,
             quotient=torch.zeros(0, dtype=torch.long) if quotient is None else quotient,
             relative=self.relative,
             query=self.query,
             keys=self.keys,
             log_measure=None if measure is None else measure.unsqueeze(0),
+            offsets=relation.period is None,
         )
 
     def to_heads(self, queries: Tensor, keys: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

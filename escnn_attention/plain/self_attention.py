@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +16,22 @@ from escnn_attention.encodings.bias import FromAllPoses, positional_bias
 from escnn_attention.functional import ON_GRIDS, GridCall, KeyMode, PositionalBias, QueryMode, probabilities
 from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.grid import Grid, kept_grid
+from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.random_transformation import LieElement, RandomTransformation
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses
 
-__all__ = ["AttentionMode", "GroupTables", "SelfAttention", "fields_of", "hidden", "maps_of", "rows_of"]
+__all__ = [
+    "AttentionMode",
+    "GroupTables",
+    "Resampling",
+    "SelfAttention",
+    "fields_of",
+    "hidden",
+    "maps_of",
+    "rows_of",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +65,65 @@ class AttentionMode:
     normalization: Normalization = "softmax"
 
 
+@dataclass(frozen=True)
+class Resampling:
+    """The grid of the queries beside that of the keys, and the queries there; at most one number is not 1.
+
+    Attributes:
+        stride: queries are at every so many positions, from the first to the last.
+        scale_factor: so many queries along each axis in place of one, all with its content.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.plain.self_attention import Resampling
+        >>> Resampling(stride=2)(torch.arange(5), 0).tolist(), Resampling(scale_factor=2)(torch.arange(3), 0).tolist()
+        ([0, 2, 4], [0, 0, 1, 1, 2, 2])
+    """
+
+    stride: int = 1
+    scale_factor: int = 1
+
+    @property
+    def resizes(self) -> bool:
+        """Whether queries have another grid than keys."""
+        return not self.stride == self.scale_factor == 1
+
+    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the grid of the queries.
+
+        Raises:
+            ValueError: a stride does not lead from the first position to the last.
+        """
+        if any((n - 1) % self.stride for n in shape):
+            raise ValueError(
+                f"stride: got {self.stride} on a grid of {'×'.join(map(str, shape))} positions, whose last ones it "
+                f"misses, so that the group would not map the output onto itself; needed sizes of {self.stride}n + 1"
+            )
+        return tuple(((n - 1) // self.stride + 1) * self.scale_factor for n in shape)
+
+    def __call__(self, x: Tensor, first: int) -> Tensor:
+        """Of a tensor, whose axes from the first on are those of the grid of keys, one on the grid of queries."""
+        for axis in range(first, x.dim()):
+            if self.stride > 1:
+                x = x.index_select(axis, torch.arange(0, x.shape[axis], self.stride, device=x.device))
+            if self.scale_factor > 1:
+                x = x.repeat_interleave(self.scale_factor, axis)
+        return x
+
+    def grids(self, keys: Grid) -> tuple[Grid, Grid]:
+        """The grids of queries and keys, of that of the keys among themselves."""
+        if not self.resizes:
+            return keys, keys
+        like: dict[str, Any] = {"dtype": keys.offsets.dtype, "device": keys.offsets.device, "frame": keys.frame}
+        queries = Grid(self.shape(keys.shape), keys.window, spacing=self.stride, **like)
+        return queries, Grid(keys.shape, Window(), spacing=self.scale_factor, **like)
+
+
 class SelfAttention(HeadModule):
     """Projections to heads, attention between poses on a grid, projection to the output.
 
-    Maps ``(B, in, *space)`` to ``(B, out, *space)``. It knows the group by tables only and needs no escnn.
+    Maps ``(B, in, *space)`` to ``(B, out, *space)``, or to the grid of a ``resampling``. It knows the group by tables
+    only and needs no escnn.
 
     Args:
         project_in, project_out, encoding, needs: as in :class:`~escnn_attention.plain.projections.HeadModule`, for M
@@ -70,6 +136,7 @@ class SelfAttention(HeadModule):
         query_weight: by which the output of the heads is multiplied: the measure of a query pose, with
             ``query="all"``.
         transformation: by what the samples are transformed in training; None where they are fixed.
+        resampling: where the outputs are.
     """
 
     inverse_action: Tensor
@@ -89,9 +156,10 @@ class SelfAttention(HeadModule):
         *,
         query_weight: float = 1.0,
         transformation: RandomTransformation | None = None,
+        resampling: Resampling = Resampling(),
     ):
         super().__init__(project_in, project_out, encoding, needs)
-        self.window = window
+        self.window, self.resampling = window, resampling
         self.query, self.keys = mode.query, mode.keys
         self.dropout, self.backend = mode.dropout, mode.backend
         self.shared_scores = mode.shared_scores
@@ -120,7 +188,7 @@ class SelfAttention(HeadModule):
         # Whatever they hold, it reaches nothing, gradients included.
         x = x.masked_fill(~mask.unsqueeze(1), 0.0)
         y = self.attend(x, self.positions(x), element, mask.flatten(1))
-        return y.masked_fill(~mask.unsqueeze(1), 0.0)
+        return y.masked_fill(~self.resampling(mask, 1).unsqueeze(1), 0.0)
 
     def positions(self, x: Tensor) -> Grid:
         """The grid of a tensor of features."""
@@ -142,7 +210,7 @@ class SelfAttention(HeadModule):
             y = y.unflatten(-1, (len(self.inverse_action), -1)).squeeze(3)
         if self.query_weight != 1:
             y = self.query_weight * y
-        y = fields_of(self.project_out(y), x.shape[2:])
+        y = fields_of(self.project_out(y), self.resampling.shape(x.shape[2:]))
         if element is not None:
             assert self.transformation is not None
             y = self.transformation.outputs(y, element)
@@ -162,14 +230,19 @@ class SelfAttention(HeadModule):
         # One query without a pose contributes to every output pose, whichever of its poses would.
         query: QueryMode = "all" if self.lifts else self.query
         keys: KeyMode = "all" if self.lifts else self.keys
-        bias = self.bias(positions, element)
+        places: Grid | GridPair
+        grids, places = self.resampling.grids(positions), positions
+        if self.resampling.resizes:
+            places = GridPair(*grids)
+            q = self.resampling(q.movedim(2, -1).unflatten(-1, positions.shape), 4).flatten(4).movedim(-1, 2)
+        bias = self.bias(places, element)
         if self.shared_scores:
             # The channels of all poses are those of a single one, and the score of that is the sum of theirs.
             q, k, v = (t.flatten(-2).unsqueeze(-2) for t in (q, k, v))
             query, keys = "own", "all"
-        return GridCall(q, k, v, bias, positions, positions, query=query, keys=keys, dropout=dropout)
+        return GridCall(q, k, v, bias, *grids, query=query, keys=keys, dropout=dropout)
 
-    def bias(self, positions: Grid, element: LieElement | None = None) -> PositionalBias:
+    def bias(self, positions: Grid | GridPair, element: LieElement | None = None) -> PositionalBias:
         """Terms that the positional encoding adds to the scores at the given positions."""
         inverse = self.inverse_action
         if self.shared_scores:

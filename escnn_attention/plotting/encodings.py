@@ -45,7 +45,8 @@ def plot_encoding(
 
     A panel belongs to a pose h and shows :math:`\rho_x(h^{-1}\Delta)` for one channel, over offsets Δ from the query,
     which is in the middle. The encoding is a continuous function, evaluated on a grid much finer than that of the
-    positions (dots): transforming it interpolates nothing. The arrow is the first axis as h transforms it, and for
+    positions (dots): transforming it interpolates nothing. Of a causal layer there are the earlier times only, upwards
+    from the query. The arrow is the first axis as h transforms it, and for
     groups with reflections the short one is the second. In the frame of the arrows all panels show the same.
 
     At the right, where keys have poses, is the table over them: the row of pose h and the column of key pose ĥ show
@@ -138,6 +139,8 @@ class _Domain:
         points: ``(fine, fine, 2)``; the arguments of the encoding, y upwards along the first axis.
         inside: ``(fine, fine)``; which of them are in the window.
         radius: of the disc that the window is; None where it is a square.
+        past: of a causal window, whose earlier times are above, half its width, and how far below the query it begins,
+            in units of the argument; None elsewhere.
         half: half the side of the panel in units of the encoding's argument.
         marks: ``(n, 2)``; the positions of the window.
         ticks: along each axis.
@@ -149,6 +152,7 @@ class _Domain:
     points: npt.NDArray[np.float64]
     inside: npt.NDArray[np.bool_]
     radius: float | None
+    past: tuple[float, float] | None
     half: float
     marks: npt.NDArray[np.float64]
     ticks: list[float]
@@ -164,7 +168,7 @@ def _domain(attention: GroupSelfAttention | LiftingSelfAttention, size: int | No
     if window.kernel_size is not None and not absolute:
         if size is not None:
             raise ValueError(f"size: got {size}, but the layer has a window of {window.kernel_size}; leave it at None")
-        steps = window.kernel_size // 2
+        steps = window.kernel_size - 1 if window.causal else window.kernel_size // 2
         reach, margin, scale = max(steps, 1), 0.5, window.dilation
         unit = "in positions"
     elif size is not None:
@@ -187,7 +191,13 @@ def _domain(attention: GroupSelfAttention | LiftingSelfAttention, size: int | No
     else:
         along = np.zeros(1)
         marks = np.zeros((int(window.kernel_size is not None and not absolute), 2))
-    if window.kernel_size is not None and window.form == "disc" and not absolute:
+    past = None
+    if window.causal and not absolute:
+        width = half if window.kernel_size is None else (window.kernel_size // 2 + margin) / reach
+        past = width, margin / reach
+        inside = (np.abs(points[..., 0]) <= width) & (points[..., 1] >= -past[1])
+        marks = marks[(np.abs(marks[:, 0]) <= width) & (marks[:, 1] >= 0)]
+    elif window.kernel_size is not None and window.form == "disc" and not absolute:
         radius = window.kernel_size / 2 / reach
         inside = np.hypot(points[..., 0], points[..., 1]) <= radius
         marks = marks[np.hypot(marks[:, 0], marks[:, 1]) <= radius]
@@ -195,7 +205,7 @@ def _domain(attention: GroupSelfAttention | LiftingSelfAttention, size: int | No
         marks = marks[:0]
     ticks = [-1.0, 0.0, 1.0]
     names = [f"{t * reach * scale / halves:g}".replace("-", "−") for t in ticks]
-    return _Domain(points, inside, radius, half, marks, ticks, names, unit, absolute)
+    return _Domain(points, inside, radius, past, half, marks, ticks, names, unit, absolute)
 
 
 def _values(
@@ -259,12 +269,17 @@ def _draw(
     axis = np.linspace(-domain.half, domain.half, _FINE)
     levels = np.linspace(-limit, limit, 9)
     lines = ax.contour(axis, axis, field, levels=levels, colors="#333333", linewidths=0.35, linestyles="solid")
-    if domain.radius is not None:
-        from matplotlib.patches import Circle
+    if domain.radius is not None or domain.past is not None:
+        from matplotlib.patches import Circle, Patch, Rectangle
 
-        disc = Circle((0, 0), domain.radius, transform=ax.transData)
-        picture.set_clip_path(disc)
-        lines.set_clip_path(disc)
+        window: Patch
+        if domain.past is None:
+            window = Circle((0, 0), domain.radius or 0.0, transform=ax.transData)
+        else:
+            width, below = domain.past
+            window = Rectangle((-width, -below), 2 * width, edge + below, transform=ax.transData)
+        picture.set_clip_path(window)
+        lines.set_clip_path(window)
     if len(domain.marks):
         size = min(4.0, 60 / math.sqrt(len(domain.marks)) ** 1.5)
         ax.scatter(domain.marks[:, 0], domain.marks[:, 1], s=size, color="#333333", linewidths=0)

@@ -39,7 +39,7 @@ def test_pictures_are_drawn(tmp_path, monkeypatch, kind):
 def test_the_site_has_them_all():
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "pictures").glob("*.md"))
     names = set(re.findall(r'save\(\s*"(\S+)"', inspect.getsource(EXAMPLE)))
-    elsewhere = {"attention.png", "equivariance.png", "points_cutoff.png"}
+    elsewhere = {"attention.png", "equivariance.png", "points_cutoff.png", "token_attention.png", "torus_roll.png"}
     assert names == elsewhere | set(re.findall(r"\{figure\} \.\./_static/(\S+)", pages))
     for name in names:
         assert (STATIC / name).stat().st_size < 1_500_000

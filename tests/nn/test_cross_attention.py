@@ -530,6 +530,17 @@ def test_what_does_not_fit():
         ),
         (lambda: GroupCrossAttention(image, image, image, spacing="2"), ValueError, "spacing: got '2'"),
         (lambda: GroupCrossAttention(image, image, image, backend="fast"), ValueError, "backend: got 'fast'"),
+        (lambda: GroupCrossAttention(tokens, image, tokens, radius=1.0), ValueError, "radius: got 1.0, but queries"),
+        (lambda: GroupCrossAttention(tokens, image, tokens, causal=True), ValueError, "causal: got True, but queries"),
+        (lambda: GroupCrossAttention(image, image, image, causal=True), ValueError, "causal: got True, but"),
+        (lambda: GroupCrossAttention(image, image, image, 1, 3, radius=1.0), ValueError, "radius: got 1.0 with kernel"),
+        (lambda: GroupCrossAttention(image, image, image, cutoff=True), ValueError, "cutoff: got one without a radius"),
+        (
+            lambda: GroupCrossAttention(image, image, image, head_fields=4, encoding="rotary", period=2.0),
+            ValueError,
+            "period: got",
+        ),
+        (lambda: GroupCrossAttention(*3 * [regular(D6, 1)], period=2.0), ValueError, "period: got a box of sides"),
         (
             lambda: GroupCrossAttention(image, image, image, heads=2),
             TypeError,
@@ -611,6 +622,44 @@ def test_equivariant_between_points(encoding, modes, kinds, name):
         assert key_kind == "sequence" or error_of(layer, x, y, elements=elements) > 1e-5
 
 
+def test_outputs_between_positions_are_queries_there():
+    """Those of a cross-attention of the features repeated to the features."""
+    fields = regular(C4, 2)
+    layer = drawn(GroupSelfAttention(fields, fields, 1, 3, head_fields=3, scale_factor=2))
+    x = random_field(fields, 4, 3)
+    fine = fields(x.tensor.repeat_interleave(2, 2).repeat_interleave(2, 3))
+    other = with_weights_of(layer, fields, fields, fields, kernel_size=3)
+    torch.testing.assert_close(layer(x).tensor, other(fine, x).tensor)
+    assert (layer(x).tensor - layer(fields(x.tensor.flip(2))).tensor).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("space", "size", "options"),
+    [
+        (sequence(C4), None, {"causal": True}),
+        (sequence(C4), 2, {"is_causal": True}),
+        (C4, 3, {"padding_mode": "circular"}),
+        (C4, 3, {"dilation": 2}),
+    ],
+    ids=str,
+)
+def test_windows_of_sets_with_the_same_positions(space, size, options):
+    """As in self-attention; a token of a decoder sees what its memory holds up to its time."""
+    fields = regular(space, 2)
+    own = drawn(GroupSelfAttention(fields, fields, 1, size, **options))
+    layer = with_weights_of(own, fields, fields, fields, kernel_size=size, encoding="mlp", **options)
+    shape = (5,) * space.dimensionality
+    x, y = random_field(fields, *shape), random_field(fields, *shape)
+    torch.testing.assert_close(layer(x, x).tensor, own(x).tensor)
+    torch.testing.assert_close(layer.export()(x.tensor, y.tensor), layer(x, y).tensor)
+    if "causal" in str(options):
+        later = fields(torch.cat([y.tensor[..., :3], torch.randn(2, 8, 2).double()], -1))
+        same = (layer(x, later).tensor - layer(x, y).tensor).abs().amax((0, 1)) < 1e-12
+        assert same.tolist() == [True, True, True, False, False]
+    with pytest.raises(ValueError, match="needed the same positions"):
+        layer(x, random_field(fields, *(10,) * space.dimensionality))
+
+
 def test_points_of_one_set_are_point_self_attention():
     fields = mixed(D4)
     own = drawn(PointSelfAttention(fields, fields, 2, head_fields=4))
@@ -667,10 +716,99 @@ def test_values_and_gradients_between_points_are_those_of_the_formula():
     assert (layer(moved[0], GeometricTensor(b, fields, r)).tensor - found).abs().max() > 1e-4
 
 
+NEAR = {
+    "radius": {"radius": 1.2},
+    "cutoff": {"radius": 1.2, "cutoff": True},
+    "number": {"num_neighbours": 3},
+    "both": {"num_neighbours": 2, "radius": 1.0},
+    "period": {"period": 3.0},
+    "box": {"period": 3.0, "radius": 1.3, "num_neighbours": 3},
+}
+
+
+def as_edges(x, y, radius=None, num_neighbours=None, cutoff=False, period=None):
+    """The edges that the options choose, found by looking at all pairs."""
+    offset = y.coords - x.coords[:, None]
+    distance = (offset if period is None else offset - period * (offset / period).round()).norm(dim=-1)
+    seen = distance <= (radius or math.inf)
+    if num_neighbours is not None:
+        seen &= distance.argsort(1).argsort(1) < num_neighbours
+    return seen.nonzero().T.flip(0)
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_points_near_by(name):
+    """Equivariant, by every backend, in programs, and as the edges to the same keys say; farther keys matter not."""
+    options, fields = NEAR[name], mixed(D4)
+    x, y = points_of(fields, 5), points_of(fields, 9, 1)
+    layer = drawn(GroupCrossAttention(fields, fields, fields, 2, head_fields=4, length_scale=1.0, **options))
+    assert error_of(layer, x, y) < TOLERANCE
+    expected = layer(x, y).tensor
+    for backend in ("reference", "neighbours"):
+        layer.plain.backend = backend
+        torch.testing.assert_close(layer(x, y).tensor, expected)
+    arguments = (x.tensor, y.tensor, None, None, x.coords, y.coords)
+    if name in ("both", "box"):
+        torch.testing.assert_close(torch.export.export(layer.export(), arguments).module()(*arguments), expected)
+    edges = as_edges(x, y, **options)
+    along = drawn(GroupCrossAttention(fields, fields, fields, 2, head_fields=4, period=options.get("period")))
+    along.load_state_dict(layer.state_dict(), strict=False)
+    given = along(x, y, edge_index=edges).tensor
+    assert (name == "cutoff") == ((given - expected).abs().max() > 1e-6)
+    if "period" in options:
+        moved = GeometricTensor(x.tensor, fields, x.coords + torch.tensor([3.0, -6.0]))
+        torch.testing.assert_close(layer(moved, y).tensor, expected)
+        assert (layer(GeometricTensor(x.tensor, fields, x.coords + 1), y).tensor - expected).abs().max() > 1e-6
+    if edges.shape[1] < 45:
+        unseen = torch.ones(9, dtype=torch.bool).index_fill(0, edges[0, edges[1] == 0], False)
+        if unseen.any():
+            y.tensor[unseen] = torch.nan
+        assert layer(x, y).tensor[0].isfinite().all()
+    with torch.no_grad():
+        layer.plain.inverse_action[:] = torch.eye(2, dtype=torch.float64)
+    assert error_of(layer, x, points_of(fields, 9, 1)) > 1e-5
+
+
+def test_a_cutoff_has_no_jumps_between_points():
+    fields = mixed(C4)
+    options = {"head_fields": 4, "radius": 1.0}
+    jumps = []
+    for cutoff in (False, True):
+        layer = drawn(GroupCrossAttention(fields, fields, fields, cutoff=cutoff, **options))
+        x = GeometricTensor(torch.ones(1, fields.size).double(), fields, torch.zeros(1, 2).double())
+        y = points_of(fields, 2)
+        outputs = [
+            layer(x, GeometricTensor(y.tensor, fields, torch.tensor([[0.3, 0.0], [at, 0.0]]).double())).tensor
+            for at in (1 - 1e-6, 1 + 1e-6)
+        ]
+        jumps.append((outputs[1] - outputs[0]).abs().max().item())
+    assert jumps[0] > 1e-3
+    assert jumps[1] < 1e-12
+
+
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("window", ["square", "disc"])
+def test_windows_between_points_and_grids(size, window):
+    """As between grids, where the points are the positions of one."""
+    fields = mixed(D4)
+    layer = drawn(GroupCrossAttention(fields, fields, fields, 1, size, head_fields=4, encoding="none", window=window))
+    grid = random_field(fields, 5, 5, batch=1)
+    at = GeometricTensor(grid.tensor.flatten(2).squeeze(0).T.contiguous(), fields, centred((5, 5)))
+    expected = layer(grid, grid).tensor
+    torch.testing.assert_close(layer(at, grid).tensor, expected.flatten(2).squeeze(0).T)
+    torch.testing.assert_close(layer(grid, at).tensor, expected)
+    x = points_of(fields, 5)
+    assert error_of(layer, x, grid, elements=grid_generators(D4)) < TOLERANCE
+    moved = GeometricTensor(at.tensor, fields, at.coords + 0.7)
+    assert (layer(moved, grid).tensor - layer(at, grid).tensor).abs().max() > 1e-6
+
+
 def test_points_that_do_not_fit():
     tokens, atoms = regular(sequence(C4), 1), regular(C4, 1)
     layer, window = GroupCrossAttention(tokens, atoms, tokens).double(), GroupCrossAttention(atoms, atoms, atoms, 1, 3)
     x, y, batch = random_field(tokens, 3), points_of(atoms, 4), torch.tensor([0, 0, 1, 2])
+    near, whole = (GroupCrossAttention(atoms, atoms, atoms, radius=r).double() for r in (1.0, None))
+    torus, edges = GroupCrossAttention(atoms, atoms, atoms, padding_mode="circular").double(), torch.zeros(2, 1).long()
     one = random_field(atoms, 4, 4)
     for call, error, message in (
         (lambda: layer(x, y), ValueError, "key_batch: got None, needed the number of the image"),
@@ -679,6 +817,12 @@ def test_points_that_do_not_fit():
         (lambda: layer(x, one, key_batch=batch), ValueError, "key_batch: got a tensor for features on a grid"),
         (lambda: window.double()(y, y), ValueError, "kernel_size: got 3, which is a window on a grid"),
         (lambda: layer.attention_maps(x, y, [(0,)]), ValueError, "queries: attention_maps got scattered points"),
+        (lambda: near(one, one), ValueError, "radius, num_neighbours or period: got two sets on grids"),
+        (lambda: whole(one, one, edge_index=edges), ValueError, "edge_index: got two sets on grids"),
+        (lambda: near(y, y, edge_index=edges), ValueError, "edge_index: got edges, and the layer chooses"),
+        (lambda: whole(y, y, edge_index=edges.double()), TypeError, "edge_index: got torch.float64"),
+        (lambda: whole(y, y, edge_index=edges + 4), ValueError, "edge_index: got points from 4"),
+        (lambda: torus(y, one), ValueError, "padding_mode: .* needed period="),
     ):
         with pytest.raises(error, match=message):
             call()

@@ -177,3 +177,32 @@ def test_mistakes():
         lift = FrameLift(gives, space, channels=5, **options)
         with pytest.raises(ValueError, match=message):
             lift(lift.in_type(torch.randn(1, 3, 8, 8)))
+
+
+SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 1, "num_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "prefix", "grid"),
+    [
+        ("vit_tiny_patch16_224", SMALL, 1, 4),
+        ("vit_small_patch14_reg4_dinov2", SMALL, 5, 4),
+        ("resnet10t", {}, 0, 1),
+    ],
+)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_networks_of_timm(name, options, prefix, grid, frozen):
+    """Of random weights, with their class and register tokens."""
+    timm = pytest.importorskip("timm")
+    space = gspaces.flipRot2dOnR2(4)
+    lift = FrameLift(timm.create_model(name, **options), space, frozen=frozen, poses_at_once=2).double().eval()
+    report = equivariance_report(lift, (1, 3, 16, 16), layers=False)
+    assert report.relative_error < 1e-10
+    assert all(row.exact for row in report.rows)
+    x = lift.in_type(torch.randn(1, 3, 16, 16, dtype=torch.float64))
+    maps, tokens = lift.with_prefix(x)
+    assert (maps.shape[2:], tokens.shape[2]) == ((grid, grid), prefix)
+    turned = lift.with_prefix(x.transform(space.fibergroup.elements[1]))[1].tensor
+    expected = tokens.transform_fibers(space.fibergroup.elements[1]).tensor
+    torch.testing.assert_close(turned, expected, rtol=1e-9, atol=1e-9)
+    assert prefix == 0 or (turned - tokens.tensor).abs().max() > 1e-6

@@ -24,6 +24,7 @@ from escnn_attention import (
     PointSelfAttention,
     PointTransformerBlock,
     TransformerBlock,
+    sequence_space,
 )
 from escnn_attention.functional import ON_GRIDS
 from escnn_attention.functional.grid.native import why_not_built
@@ -39,6 +40,7 @@ from tests.spaces import (
     field_types,
     grid_elements,
     grid_error,
+    mixed,
     random_field,
     regular,
     scalars,
@@ -62,7 +64,7 @@ def test_registers_on_grids(encoding, query, size):
         options = {"head_fields": 4, "encoding": encoding, "query": query, "registers": 3}
         layer = drawn(GroupSelfAttention(in_type, spaces.mixed(C4), 1, size, **options))
         x = spaces.random_field(in_type, 4, 4)
-        assert spaces.grid_error(layer, x) < 1e-11
+        assert grid_error(layer, x) < 1e-11
         y = layer(x).tensor
         torch.testing.assert_close(layer.export()(x.tensor), y)
         for backend in ("reference", "blocked", *COMPILED):
@@ -78,10 +80,10 @@ def test_registers_on_grids(encoding, query, size):
 def test_registers_of_a_pose_are_not_equivariant():
     fields = spaces.regular(C4, 2)
     layer, x = drawn(GroupSelfAttention(fields, fields, 1, 3, registers=1)), spaces.random_field(fields, 3, 3)
-    assert spaces.grid_error(layer, x) < 1e-12
+    assert grid_error(layer, x) < 1e-12
     layer.plain.quotient = layer.plain.quotient.clone()
     layer.plain.quotient[1, -1] = 0
-    assert spaces.grid_error(layer, x) > 1e-3
+    assert grid_error(layer, x) > 1e-3
 
 
 def test_registers_hold_attention():
@@ -288,7 +290,7 @@ def test_shared_scores_are_the_formula(encoding, size):
 def test_scores_of_one_pose_for_all_are_not_equivariant():
     fields = spaces.regular(C4, 2)
     layer, x = drawn(GroupSelfAttention(fields, fields, 1, 3, **SHARED)), spaces.random_field(fields, 4, 4)
-    assert spaces.grid_error(layer, x) < 1e-12
+    assert grid_error(layer, x) < 1e-12
     first = torch.tensor([1.0, 0, 0, 0]).double().repeat_interleave(3)
     plain = layer.plain.call
 
@@ -297,7 +299,7 @@ def test_scores_of_one_pose_for_all_are_not_equivariant():
         return replace(call, q=call.q * first)
 
     layer.plain.call = of_first
-    assert spaces.grid_error(layer, x) > 1e-3
+    assert grid_error(layer, x) > 1e-3
 
 
 @pytest.mark.sampled(4)
@@ -812,3 +814,65 @@ def test_options_reach_the_encoding():
         assert type(layer.plain.encoding) is type(encoding)
         assert layer.plain.encoding.extra_repr() == encoding.extra_repr()
         assert not encoding.bound
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("size", [3, None])
+@pytest.mark.parametrize("modes", [("own", "all"), ("all", "all"), ("own", "own")], ids="-".join)
+def test_a_stride_leaves_out_outputs(encoding, size, modes):
+    """The others are those of the layer without one, masks and maps included."""
+    fields = mixed(D4)
+    options = {"head_fields": 4, "encoding": encoding, "query": modes[0], "keys": modes[1]}
+    layer = drawn(GroupSelfAttention(fields, fields, 2, size, stride=2, **options))
+    own = drawn(GroupSelfAttention(fields, fields, 2, size, **options))
+    own.load_state_dict(layer.state_dict())
+    x, mask = random_field(fields, 5, 3), torch.rand(2, 5, 3) < 0.8
+    torch.testing.assert_close(layer(x).tensor, own(x).tensor[:, :, ::2, ::2])
+    torch.testing.assert_close(layer(x, mask).tensor, own(x, mask).tensor[:, :, ::2, ::2])
+    assert layer.evaluate_output_shape(x.shape) == (2, fields.size, 3, 2)
+    maps = layer.attention_maps(x, [(1, -1)], poses=[0])
+    torch.testing.assert_close(maps, own.attention_maps(x, [(2, 2)], poses=[0]))
+    with pytest.raises(ValueError, match="stride: got 2 on a grid of 4×5"):
+        layer(random_field(fields, 4, 5))
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("resampling", [{"stride": 2}, {"scale_factor": 2}, {"scale_factor": 3}], ids=str)
+@pytest.mark.parametrize("name", ["C4", "D4", "mirror", "octahedral", "sequence"])
+def test_other_grids_of_outputs_commute_with_the_group(name, encoding, resampling):
+    space = sequence_space(C4.fibergroup) if name == "sequence" else {**spaces.PLANE, **spaces.VOLUME}[name]()
+    fields = mixed(space) if space.fibergroup.order() < 24 else regular(space, 1)
+    options = {"head_fields": 4, "encoding": encoding, "num_heads": 1, "kernel_size": 3}
+    layer = drawn(GroupSelfAttention(fields, fields, **options, **resampling))
+    x = random_field(fields, *[3] * space.dimensionality, batch=1)
+    assert layer(x).shape == layer.evaluate_output_shape(x.shape)
+    assert grid_error(layer, x) < 1e-10
+    if encoding == "mlp" and space.dimensionality > 1:
+        layer.plain.inverse_action[:] = torch.eye(space.dimensionality, dtype=torch.float64)
+        assert grid_error(layer, x) > 1e-5
+
+
+def test_options_that_outputs_elsewhere_do_not_have():
+    fields, tokens = regular(C4, 1), regular(sequence_space(C4.fibergroup), 1)
+    for types, options, message in (
+        (fields, {"stride": 2, "scale_factor": 2}, "stride: got 2 with scale_factor"),
+        (fields, {"stride": 2, "padding_mode": "circular"}, "stride: got 2 with padding_mode"),
+        (fields, {"scale_factor": 2, "dilation": 2}, "scale_factor: got 2 with dilation"),
+        (tokens, {"stride": 2, "is_causal": True}, "stride: got 2 with causal"),
+        (fields, {"stride": 0}, "stride: got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GroupSelfAttention(types, types, 1, 3, **options)
+    with pytest.raises(TypeError, match="stride: TransformerBlock has no such option"):
+        TransformerBlock(fields, fields, 1, 3, stride=2)
+
+
+def test_causal_as_torch_calls_it():
+    tokens = regular(sequence_space(C4.fibergroup), 2)
+    layer = drawn(GroupSelfAttention(tokens, tokens, 1, None, encoding="none", is_causal=True))
+    assert "causal=True" in repr(layer)
+    x = random_field(tokens, 5)
+    later = tokens(torch.cat([x.tensor[..., :3], torch.randn(2, 8, 2).double()], -1))
+    torch.testing.assert_close(layer(x).tensor[..., :3], layer(later).tensor[..., :3])

@@ -3,7 +3,7 @@ import pytest
 import torch
 from escnn import gspaces, nn
 
-from escnn_attention import GroupSelfAttention, LiftingSelfAttention, TransformerBlock
+from escnn_attention import GroupSelfAttention, LiftingSelfAttention, TransformerBlock, sequence_space, space_time
 from escnn_attention.models import EquivariantClassifier
 from escnn_attention.plotting import plot_encoding
 from tests.plotting.pictures import Wrapped, drawn, number, shown, system, texts
@@ -102,10 +102,11 @@ def test_the_channel_that_varies_most():
     assert np.ptp(panels(figure)[0]) == 0
 
 
-def test_marks_are_the_positions_of_the_window():
-    def marks(figure):
-        return np.concatenate([c.get_offsets() for c in figure.axes[0].collections if len(c.get_offsets()) > 1])
+def marks(figure):
+    return np.concatenate([c.get_offsets() for c in figure.axes[0].collections if len(c.get_offsets()) > 1])
 
+
+def test_marks_are_the_positions_of_the_window():
     disc = marks(plot_encoding(layer(gspaces.rot2dOnR2(8), 5)))
     assert len(disc) == 21  # 5×5 without its corners
     square = plot_encoding(layer(gspaces.rot2dOnR2(4), 5, dilation=2))
@@ -169,3 +170,17 @@ def test_mistakes_are_named():
         plot_encoding(None)
     with pytest.raises(TypeError, match="layer: got int"):
         plot_encoding(attention, 1)
+
+
+@pytest.mark.parametrize("kernel_size", [3, None])
+def test_causal_windows_have_the_past_only(kernel_size):
+    """Three times, at each of which there are three positions; without a window all that is above the query."""
+    space = space_time(sequence_space(gspaces.rot2dOnR2(4).fibergroup))
+    for causal in (True, False):
+        attention = layer(space, kernel_size, causal=causal)
+        figure = plot_encoding(attention, poses=[0], size=None if kernel_size else 4)
+        places = np.asarray(marks(figure))
+        assert (places[:, 1].min() == 0) == causal
+        assert len(places) == (9 if kernel_size else 28 if causal else 49)
+        box = figure.axes[0].images[0].get_clip_box().transformed(figure.axes[0].transData.inverted())
+        assert (-0.4 < box.ymin < 0) == causal
