@@ -16,7 +16,8 @@ from torch import Tensor
 
 import escnn_attention as ea
 from escnn_attention import models
-from escnn_attention.groups.fibers import Fibers, fibers, is_pointwise
+from escnn_attention.geometry.neighbours import nearest_image
+from escnn_attention.groups.fibers import Fibers, fibers, is_pointwise, is_signed_permutation
 from tests import spaces
 from tests.nn import points
 from tests.nn.attention import turned_error
@@ -80,6 +81,31 @@ class Drawn:
     def output(self, layer: Layer, *tensors: Tensor) -> Tensor:
         """The output for features, or for features and coordinates."""
         return values(layer(GeometricTensor(tensors[0], layer.in_type, *tensors[1:]), **self.arguments))
+
+    def exported(self, plain: Layer) -> Tensor:
+        """The output of what the layer exports."""
+        return plain(*self.tensors, **self.arguments)
+
+
+@dataclass(frozen=True)
+class DrawnPair(Drawn):
+    """A cross-attention: features of queries and of keys, then the coordinates of those that are points, by name."""
+
+    coords: dict[str, Tensor] = field(default_factory=dict)
+
+    def input(self, layer: Layer) -> Any:
+        return self.both(layer, *self.tensors)
+
+    def both(self, layer: Layer, x: Tensor, y: Tensor, *coords: Tensor) -> tuple[GeometricTensor, GeometricTensor]:
+        at = dict(zip(self.coords, coords, strict=True))
+        queries = GeometricTensor(x, layer.query_type, at.get("query_coords"))
+        return queries, GeometricTensor(y, layer.key_type, at.get("key_coords"))
+
+    def output(self, layer: Layer, *tensors: Tensor) -> Tensor:
+        return values(layer(*self.both(layer, *tensors), **self.arguments))
+
+    def exported(self, plain: Layer) -> Tensor:
+        return plain(*self.tensors[:2], **self.coords, **self.arguments)
 
 
 def values(y: GeometricTensor | Tensor) -> Tensor:
@@ -238,6 +264,8 @@ def clouds(draw: Draw) -> Drawn:
     name = draw.choice(names)
     if name not in ("rotary", "absolute") and draw.yes(0.2):
         options["relation"] = ea.Pair()
+    elif name not in ("rotary", "absolute") and all(map(is_signed_permutation, group.action)) and draw.yes(0.3):
+        options["period"] = draw.uniform(2.5, 4)
     if draw.yes(0.2):
         options["normalization"] = "count"
     if draw.yes(0.3):
@@ -303,11 +331,12 @@ def at_points(
         arguments["measure"] = draw.tensor(number).exp()
     rule = draw.choice(["all", "all", "radius", "number", "both", "edges"])
     if rule in ("radius", "both"):
-        options["radius"] = draw.uniform(0.5, 2.5)
+        options["radius"] = draw.uniform(0.5, options.get("period", 5.0) / 2)
         options["cutoff"] = draw.yes()
     if rule in ("number", "both"):
         options["num_neighbours"] = draw.randint(1, 4)
-    edges = neighbours(coords, batch, there, options.get("radius"), options.get("num_neighbours"))
+    limits = (options.get("radius"), options.get("num_neighbours"), options.get("period"))
+    edges = neighbours(coords, batch, there, *limits)
     if rule == "edges":
         own = edges[0] == edges[1]  # so that every query has a key
         edges = edges[:, own | torch.tensor([draw.yes() for _ in own])]
@@ -349,9 +378,16 @@ def at_points(
     )
 
 
-def neighbours(coords: Tensor, batch: Tensor, there: Tensor, radius: float | None, number: int | None) -> Tensor:
+def neighbours(
+    coords: Tensor,
+    batch: Tensor,
+    there: Tensor,
+    radius: float | None,
+    number: int | None,
+    period: float | None = None,
+) -> Tensor:
     """Edges from the keys to the queries, found by looking at all pairs."""
-    distance = (coords[:, None] - coords).norm(dim=-1)
+    distance = nearest_image(coords[:, None] - coords, period).norm(dim=-1)
     seen = (batch[:, None] == batch) & there[:, None] & there
     if radius is not None:
         seen &= distance <= radius
@@ -360,6 +396,57 @@ def neighbours(coords: Tensor, batch: Tensor, there: Tensor, radius: float | Non
         seen &= place < number
     queries, keys = seen.nonzero().T
     return torch.stack([keys, queries])
+
+
+def crossings(draw: Draw) -> Drawn:
+    """Cross-attention between sequences, grids and points."""
+    space = spaces.PLANE[draw.choice(["trivial", "flip", "C2", "C4", "D4"])]()
+    sequence, group = ea.sequence_space(space.fibergroup), fibers(space)
+    kinds = draw.choice(["grid grid", "sequence grid", "grid sequence", "sequence sequence", "points points"])
+    kinds = draw.choice([kinds, "points grid", "grid points", "sequence points"]).split()
+    options, arguments, coords = draw.modes(group), {}, {}
+    encoding = ENCODINGS[draw.choice([name for name in ENCODINGS if name != "quadratic"])]
+    both = [sequence if kind == "sequence" else space for kind in kinds]
+    types = [draw.fields(gspace) for gspace in (*both, both[0])]
+    batch = 1 if "points" in kinds else draw.randint(1, 2)
+    sides, ratio = (draw.randint(1, 3), draw.randint(1, 3)), draw.choice([(1, 1), (1, 2), (2, 1)])
+    tensors = []
+    for kind, of_set, field_type, times in zip(kinds, ("query", "key"), types, ratio, strict=False):
+        if kind == "points":
+            coords[f"{of_set}_coords"] = draw.tensor(number := draw.randint(1, 7), 2)
+            tensors.append(draw.tensor(number, field_type.size))
+        else:
+            shape = [times * side for side in sides][: field_type.gspace.dimensionality]
+            tensors.append(draw.tensor(batch, field_type.size, *shape))
+    if "points" not in kinds and draw.yes(0.3):
+        arguments["key_padding_mask"] = draw.tensor(batch, *tensors[1].shape[2:]) > 1
+    if kinds == ["sequence", "sequence"] and tensors[0].shape[2] == tensors[1].shape[2]:
+        options |= {"causal": draw.yes()}
+    elif "grid" in kinds and "sequence" not in kinds and draw.yes():
+        options["kernel_size"] = draw.choice([3, 5])
+    elif "points" in kinds and "sequence" not in kinds:
+        near = {"radius": draw.uniform(0.5, 1.2), "cutoff": draw.yes(), "num_neighbours": draw.choice([None, 1, 3])}
+        options |= draw.choice([near, {"num_neighbours": 2}, {}])
+        if encoding() not in ("rotary", "absolute") and draw.yes(0.3):
+            options["period"] = draw.uniform(2.5, 4)
+
+    def error(layer: Layer, inputs: tuple[GeometricTensor, GeometricTensor]) -> float:
+        elements = spaces.generators(space) if "grid" not in kinds else spaces.grid_generators(space)
+        with torch.no_grad():
+            y = layer(*inputs, **arguments).tensor
+            masks = [GeometricTensor(m.double().unsqueeze(1), spaces.scalars(both[1], 1)) for m in arguments.values()]
+            worst = 0.0
+            for g in elements:
+                turned = {n: m.transform(g).tensor[:, 0] > 0.5 for n, m in zip(arguments, masks, strict=True)}
+                z = layer(*(x.transform(g) for x in inputs), **turned)
+                back = GeometricTensor(y, layer.out_type, inputs[0].coords).transform(g).tensor
+                worst = max(worst, float((z.tensor - back).norm() / spaces.size_of(y)))
+        return worst
+
+    def make() -> Layer:
+        return ea.GroupCrossAttention(*types, encoding=encoding(), **options)
+
+    return DrawnPair(make, (*tensors, *coords.values()), error, arguments, coords=coords)
 
 
 def scales(draw: Draw) -> Drawn:
@@ -449,6 +536,7 @@ KINDS: dict[str, tuple[Callable[[Draw], Drawn], int]] = {
     "continuous": (continuous, 50),
     "clouds": (clouds, 70),
     "networks": (networks, 25),
+    "crossings": (crossings, 60),
     "scales": (scales, 25),
     "convolutions": (convolutions, 25),
     "others": (others, 25),

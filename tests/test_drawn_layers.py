@@ -95,7 +95,7 @@ def check_copies(layer: Layer, drawn: Drawn) -> None:
     file.seek(0)
     other.load_state_dict(torch.load(file, weights_only=True))
     exports = [layer.export(), pickle.loads(pickle.dumps(layer.export()))]
-    for found in (drawn.output(other, *drawn.tensors), *(e(*drawn.tensors, **drawn.arguments) for e in exports)):
+    for found in (drawn.output(other, *drawn.tensors), *map(drawn.exported, exports)):
         torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
 
 

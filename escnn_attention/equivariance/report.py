@@ -80,6 +80,8 @@ class EquivarianceReport:
         exact_sizes: for each layer that is not, the sizes of its input near the present one at which it is.
         convolution: for each interpolated element the relative error of one escnn convolution on the same features,
             whose kernels are steerable: the error due to interpolation and the grid alone.
+        rolls: for a module with layers on a torus, the relative error under a roll by one position along each axis, by
+            its name; for points with a period, that under shifts of each point by whole periods.
 
     Example:
         >>> from escnn_attention import FieldLayerNorm, SiLU, equivariance_report
@@ -95,6 +97,7 @@ class EquivarianceReport:
     tolerance: float
     exact_sizes: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     convolution: dict[GroupElement, float] = field(default_factory=dict)
+    rolls: dict[str, float] = field(default_factory=dict)
 
     @property
     def absolute_error(self) -> float:
@@ -125,6 +128,7 @@ class EquivarianceReport:
             "inexact_layers": list(self.inexact_layers),
             "exact_sizes": {name: [list(s) for s in sizes] for name, sizes in self.exact_sizes.items()},
             "convolution": {str(g): error for g, error in self.convolution.items()},
+            "rolls": self.rolls,
             "rows": [{**asdict(r), "element": str(r.element), "input_shape": list(r.input_shape)} for r in self.rows],
         }
 
@@ -136,6 +140,7 @@ class EquivarianceReport:
                 if row.element in self.convolution:
                     note += f"; one convolution: {self.convolution[row.element]:.1e}"
                 lines.append(f"{row.element!s:<24} {row.absolute:>10.1e} {row.relative:>10.1e}{note}")
+        lines += [f"{name:<24} {'':>10} {error:>10.1e}" for name, error in self.rolls.items()]
         if self.layers:
             width = max(map(len, self.layers))
             lines += ["", f"{'layer':<{width}} {'input':>16} {'absolute':>10} {'relative':>10}"]
@@ -151,6 +156,8 @@ class EquivarianceReport:
             yield f"equivariant: relative error {self.relative_error:.1e}, at most {self.tolerance:.0e}"
         else:
             yield f"NOT equivariant: relative error {self.relative_error:.1e}, more than {self.tolerance:.0e}"
+        if any(_order(error) > self.tolerance for error in self.rolls.values()):
+            yield f"NOT equivariant to rolls: a layer is no torus (relative error {max(self.rolls.values()):.1e})"
         for name in self.inexact_layers:
             worst = self._worst(name)
             sizes = ", ".join(_size(s) for s in self.exact_sizes.get(name, ()))
@@ -187,6 +194,9 @@ def equivariance_report(
     smooth features, marked, and left out of the verdict. For comparison the report gives the error of one convolution
     of escnn. The module is copied and not changed; the copy is in eval mode. For a continuous group escnn's testing
     elements are used, and in space all rotations of a cube.
+
+    Where some layers are on a torus (``padding_mode="circular"``), rolls are measured, too, and for points with a
+    ``period`` shifts by whole periods; in a network all layers have to be on it.
 
     Strides and pooling keep equivariance at some sizes only. The report names each layer that is not exact, with its
     input size and nearby sizes at which it is exact. A module that is not sequential is named by its class, with the
@@ -271,7 +281,9 @@ def equivariance_report(
     x = features_on_grid(module, shape, seed, smooth=True) if interpolated else None
     beside = None if x is None else convolution_beside(x, seed)
     found = () if x is None or beside is None else _errors("", beside, x, interpolated, False)[0]
-    return EquivarianceReport(tuple(rows), tolerance, exact_sizes, {r.element: r.relative for r in found})
+    y = features_on_points(module, shape, seed, coords) if points else features_on_grid(module, shape, seed, False)
+    convolution = {r.element: r.relative for r in found}
+    return EquivarianceReport(tuple(rows), tolerance, exact_sizes, convolution, _rolls(module, y, others))
 
 
 def assert_equivariant(
@@ -378,6 +390,33 @@ def _others(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
         return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
     return {name: doubled(value) for name, value in (arguments or {}).items()}
+
+
+@torch.no_grad()
+def _rolls(module: EquivariantModule, x: GeometricTensor, others: dict[str, Any]) -> dict[str, float]:
+    """The relative errors under rolls of a module that has layers on a torus; none for another, or for two sets."""
+    arguments, found = {**features_of_pairs(module, x.tensor), **others}, {}
+    if any(isinstance(value, GeometricTensor) for value in others.values()):
+        return {}
+    if x.coords is not None:
+        for period in (getattr(getattr(part, "relation", None), "period", None) for part in module.modules()):
+            if period is not None:
+                y = module(x, **arguments).tensor
+                shifts = torch.randint(-2, 3, x.coords.shape) * torch.as_tensor(period, dtype=x.coords.dtype)
+                moved = module(GeometricTensor(x.tensor, x.type, x.coords + shifts), **arguments).tensor
+                return {f"shift by {period}": float((moved - y).norm() / y.norm())}
+        return {}
+    windows = [getattr(part, "window", None) for part in module.modules()]
+    modes = [getattr(part, "padding_mode", None) for part in module.modules()]
+    if "circular" not in modes and not any(getattr(window, "circular", False) for window in windows):
+        return {}
+    y = module(x, **others).tensor
+    first = int(any(getattr(window, "causal", False) for window in windows))  # time has an end
+    for axis in range(first, x.tensor.dim() - 2):
+        if y.shape[2:] == x.shape[2:]:
+            rolled = module(GeometricTensor(x.tensor.roll(1, axis + 2), x.type), **others).tensor
+            found[f"roll along axis {axis}"] = float((rolled - y.roll(1, axis + 2)).norm() / y.norm())
+    return found
 
 
 def features_of_pairs(layer: torch.nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:

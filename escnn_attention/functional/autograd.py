@@ -128,6 +128,10 @@ class Operator(Generic[Arguments]):
             out, kept = self.run_forward(kind(*arguments))
             return out.contiguous(), kept
 
+        def empty(*arguments: Any) -> tuple[Tensor, Tensor]:
+            out, kept = passes.empty(kind(*arguments))
+            return out.contiguous(), kept
+
         def backward(grad: Tensor, out: Tensor | None, kept: Tensor, needed: list[bool], *rest: Any) -> list[Tensor]:
             return [t.contiguous() for t in self._pass_back(grad, out, kept, needed, kind(*rest))]
 
@@ -144,7 +148,7 @@ class Operator(Generic[Arguments]):
             mutates_args=(),
             schema=f"(Tensor grad, Tensor? out, Tensor kept, bool[] needed, {fields}) -> Tensor[]",
         )
-        self.forward.register_fake(lambda *arguments: passes.empty(kind(*arguments)))
+        self.forward.register_fake(empty)
         self.backward.register_fake(empty_backward)
         self.forward.register_autograd(self._differentiate_traced, setup_context=self.save)
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import torch
 from escnn.group import GroupElement
 from escnn.gspaces import GSpace
@@ -18,6 +17,7 @@ from typing_extensions import Unpack
 
 from escnn_attention._checks import check_bool, check_length, check_option, check_probability
 from escnn_attention.encodings import Encoding, as_encoding
+from escnn_attention.equivariance.report import maps_grid
 from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS, KeyMode, QueryMode
 from escnn_attention.geometry.cache import kept
 from escnn_attention.geometry.lattice import longest_square
@@ -323,7 +323,7 @@ class GroupCrossAttention(EquivariantModule):
             y = layer(*inputs)
             limit = atol + rtol * float(y.tensor.abs().max())
             for element in self.space.fibergroup.testing_elements():
-                if not all(_keeps_grids(t.gspace, element) for t in types):
+                if not all(maps_grid(t.gspace, element) for t in types):
                     continue
                 error = (layer(*(x.transform(element) for x in inputs)).tensor - y.transform(element).tensor).abs()
                 assert error.max() <= limit, f"{element}: the error is {error.max():.2e}, more than {limit:.2e}"
@@ -593,11 +593,3 @@ def _check_padding(mask: Any, keys: Tensor) -> Tensor:
     if mask.shape != needed:
         raise ValueError(f"key_padding_mask: got shape {tuple(mask.shape)}, needed {needed}")
     return mask
-
-
-def _keeps_grids(gspace: GSpace, element: GroupElement) -> bool:
-    """Whether an element maps a grid with sides of equal length onto itself."""
-    if not gspace.dimensionality:
-        return True
-    matrix = np.abs(np.asarray(gspace.basespace_action(element)))
-    return bool(np.allclose(matrix, matrix.round(), atol=1e-6))

@@ -11,7 +11,14 @@ import torch
 from escnn import gspaces, nn
 
 import escnn_attention
-from escnn_attention import FieldLayerNorm, GroupSelfAttention, SiLU, assert_equivariant, equivariance_report
+from escnn_attention import (
+    FieldLayerNorm,
+    GroupSelfAttention,
+    PointSelfAttention,
+    SiLU,
+    assert_equivariant,
+    equivariance_report,
+)
 from escnn_attention.equivariance.report import convolution_beside, features_on_grid, inner_layers
 from escnn_attention.models import EquivariantClassifier, ResidualBlock
 from tests import spaces
@@ -418,3 +425,25 @@ def test_inputs_are_those_of_the_layers():
         assert given.type == layer.in_type
     assert torch.equal(next(iter(found.values()))[1].tensor, x.tensor)
     assert not any(m._forward_pre_hooks for m in block.modules())
+
+
+def test_rolls_on_tori():
+    """Of a network whose layers are all on one, and of one with a layer that is not; and periods of points."""
+    g = gspaces.flipRot2dOnR2(4)
+    fields = nn.FieldType(g, [g.regular_repr])
+    torus = {"kernel_size": 3, "padding_mode": "circular"}
+    on_torus = GroupSelfAttention(fields, fields, **torus)
+    report = equivariance_report(on_torus, (1, 8, 5, 6))
+    assert list(report.rolls) == ["roll along axis 0", "roll along axis 1"]
+    assert max(report.rolls.values()) < 1e-12
+    assert "roll along axis 1" in str(report)
+    assert "NOT" not in str(report)
+    ends = nn.SequentialModule(on_torus, nn.R2Conv(fields, fields, 3, padding=1))
+    report = equivariance_report(ends, (1, 8, 5, 6))
+    assert min(report.rolls.values()) > 1e-3
+    assert "NOT equivariant to rolls" in str(report)
+    assert report.to_dict()["rolls"] == report.rolls
+    assert equivariance_report(GroupSelfAttention(fields, fields, kernel_size=3), (1, 8, 5, 5)).rolls == {}
+    report = equivariance_report(PointSelfAttention(fields, fields, period=2.0, radius=0.8), (9, 8))
+    assert report.rolls["shift by 2.0"] < 1e-12
+    assert equivariance_report(PointSelfAttention(fields, fields, radius=0.8), (9, 8)).rolls == {}

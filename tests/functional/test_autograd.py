@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
+from escnn_attention.functional import rotate
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.grid import native, triton
 from escnn_attention.functional.grid.kernel import Arguments
@@ -65,6 +66,11 @@ def of_responses() -> tuple[Operator, NamedTuple]:
     return attentive._operator, attentive._call(*tensors, geometry)
 
 
+def of_rotations() -> tuple[Operator, NamedTuple]:
+    shapes = (2, 2, 2, 3, 1, 5), (2, 2, 1, 3, 1, 2)
+    return rotate._operator, rotate._Arguments(*(torch.randn(*s, dtype=torch.float64).requires_grad_() for s in shapes))
+
+
 compiled = pytest.mark.skipif(NO_COMPILER is not None, reason=str(NO_COMPILER))
 OPERATORS = {
     "native-waves": pytest.param(with_waves, marks=compiled),
@@ -74,6 +80,7 @@ OPERATORS = {
     "points": pytest.param(of_points, marks=compiled),
     "pair_mlp": pytest.param(of_pairs, marks=compiled),
     "attentive": pytest.param(of_responses),
+    "rotate": pytest.param(of_rotations, marks=interpreted),
 }
 
 

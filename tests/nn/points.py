@@ -9,6 +9,7 @@ from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention import FourierEncoding, MLPEncoding, PairKernel, QuadraticEncoding, RotaryEncoding
+from escnn_attention.geometry.neighbours import nearest_image
 from escnn_attention.groups.fibers import fibers
 from tests.spaces import generators
 
@@ -98,11 +99,12 @@ def written_out(
                                 continue
                             a, b = points[i] @ actions[h].T, points[j] @ actions[h].T
                             pose = int(group.quotient[h, p])
-                            seen = core.relation(a, b)
+                            seen = core.relation.in_units(core.length_scale)(a, b)
                             s = score(encoding, m, q[m, i, tilde], k[m, j, p], seen, pose, a, b, group, h, tilde)
                             mu = s.new_ones(()) if measure is None else measure[j].detach()
                             if core.cutoff is not None:
-                                mu = mu * core.cutoff.function((x.coords[i] - x.coords[j]).norm() / core.cutoff.radius)
+                                apart = nearest_image(x.coords[i] - x.coords[j], core.relation.period)
+                                mu = mu * core.cutoff.function(apart.norm() / core.cutoff.radius)
                             mass.append(mu)
                             factor = 1.0
                             if edge_attr is not None:
