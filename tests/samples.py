@@ -1,6 +1,9 @@
-"""Stand-ins for data sets: other images, the same format."""
+"""Stand-ins for data sets: other images, the same format; and for the trainer that data modules ask."""
+
+from types import SimpleNamespace
 
 import numpy as np
+import torch
 
 
 def rotmnist(train: int, valid: int, test: int) -> dict[str, np.ndarray]:
@@ -11,3 +14,13 @@ def rotmnist(train: int, valid: int, test: int) -> dict[str, np.ndarray]:
         arrays[f"{part}_images"] = draw.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         arrays[f"{part}_labels"] = draw.integers(0, 10, count)
     return arrays
+
+
+def process(rank: int, world_size: int) -> SimpleNamespace:
+    """The trainer in one of several processes, as far as a data module asks."""
+    return SimpleNamespace(
+        global_rank=rank,
+        world_size=world_size,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        fit_loop=SimpleNamespace(epoch_progress=SimpleNamespace(current=SimpleNamespace(processed=0))),
+    )

@@ -163,17 +163,26 @@ def test_is_the_formula(halve, wider):
     assert block.evaluate_output_shape(tuple(x.shape)) == tuple(expected.shape)
 
 
+def residual(data, in_type, **options):
+    out_type = spaces.regular(in_type.gspace, data.draw(st.integers(1, 2)))
+    return ResidualBlock(in_type, out_type, halve=data.draw(st.booleans()), **options)
+
+
+def dense(data, in_type, attention, **options):
+    options |= options_of(attention, attention_dilation=data.draw(st.integers(1, 2)))
+    return DenseBlock(in_type, data.draw(st.integers(1, 2)), attention=attention, **options)
+
+
+@pytest.mark.parametrize("make", [residual, dense])
 @few_examples
 @given(st.data())
-def test_equivariant(data):
+def test_equivariant(make, data):
     names = ["trivial", "flip", "C2", "C3", "C4", "C8", "D4", "mirror"]
     gspace = (spaces.PLANE | spaces.VOLUME)[data.draw(st.sampled_from(names))]()
-    ins, outs = (spaces.regular(gspace, data.draw(st.integers(1, 2))) for _ in range(2))
     attention = data.draw(st.sampled_from([None, "full", "channel", "spatial", "features", "poses"]))
-    block = ResidualBlock(
-        ins, outs, halve=data.draw(st.booleans()), attention=attention, **options_of(attention, attention_size=3)
-    )
-    shape = (ins.size, *spaces.shape_of(gspace, data.draw(st.integers(4, 6))))
+    in_type = spaces.regular(gspace, data.draw(st.integers(1, 2)))
+    block = make(data, in_type, attention=attention, **options_of(attention, attention_size=3))
+    shape = (in_type.size, *spaces.shape_of(gspace, data.draw(st.integers(4, 6))))
     block = settled(block, 2, *shape, spread=2)
     assert equivariance_report(block, (1, *shape)).relative_error < EXACT
     assert_exported(block, 2, *shape)
@@ -192,9 +201,9 @@ def test_a_stride_in_place_of_the_pooling_is_found_out():
     assert equivariance_report(block, (1, 4, 7, 7)).relative_error < EXACT
 
 
-def test_a_broken_kernel_is_found_out():
-    fields = spaces.regular(P4, 2)
-    block = broken(settled(ResidualBlock(fields, fields), 4, 8, 6, 6), "kernel")
+@pytest.mark.parametrize("make", [lambda fields: ResidualBlock(fields, fields), lambda fields: DenseBlock(fields, 2)])
+def test_a_broken_kernel_is_found_out(make):
+    block = broken(settled(make(spaces.regular(P4, 2)), 4, 8, 6, 6), "kernel")
     assert equivariance_report(block, (1, 8, 6, 6)).relative_error > 1e-3
 
 
@@ -239,31 +248,6 @@ def test_is_the_formula_of_dense(kernel_size):
     torch.testing.assert_close(got.tensor, expected)
     assert len(got.type) == 5
     assert block.evaluate_output_shape(tuple(x.shape)) == tuple(expected.shape)
-
-
-@few_examples
-@given(st.data())
-def test_equivariant_of_dense(data):
-    gspace = (spaces.PLANE | spaces.VOLUME)[
-        data.draw(st.sampled_from(["trivial", "flip", "C2", "C3", "C4", "C8", "D4", "mirror", "C4 3D"]))
-    ]()
-    attention = data.draw(st.sampled_from([None, "full", "channel", "spatial", "features", "poses"]))
-    in_type = spaces.regular(gspace, data.draw(st.integers(1, 2)))
-    block = DenseBlock(
-        in_type,
-        data.draw(st.integers(1, 2)),
-        attention=attention,
-        **options_of(attention, attention_size=3, attention_dilation=data.draw(st.integers(1, 2))),
-    )
-    shape = (in_type.size, *spaces.shape_of(gspace, data.draw(st.integers(4, 6))))
-    block = settled(block, 2, *shape, spread=2)
-    assert equivariance_report(block, (1, *shape)).relative_error < EXACT
-    assert_exported(block, 2, *shape)
-
-
-def test_a_broken_kernel_is_found_out_of_dense():
-    block = broken(settled(DenseBlock(spaces.regular(P4, 2), 2), 4, 8, 6, 6), "kernel")
-    assert equivariance_report(block, (1, 8, 6, 6)).relative_error > 1e-3
 
 
 def test_options_reach_the_attention():

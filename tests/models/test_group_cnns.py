@@ -77,13 +77,17 @@ def test_the_default_width_keeps_the_number_of_parameters():
     assert count(GroupCNN.rotmnist(gspaces.trivialOnR2())) == 21_620  # the published Z2-CNN
 
 
-def test_grids_are_the_published_ones():
-    network = GroupCNN.rotmnist(P4)
-    current, seen = (1, 1, 28, 28), []
+def sizes(network, *shape):
+    """The shapes of the features behind each stage."""
+    found = [shape]
     for stage in network.stages.values():
-        current = stage.evaluate_output_shape(current)
-        seen.append(current[-1])
-    assert seen == [26, 24, 12, 10, 8, 6, 4, 1]
+        found.append(stage.evaluate_output_shape(found[-1]))
+    return found[1:]
+
+
+def test_grids_are_the_published_ones():
+    found = sizes(GroupCNN.rotmnist(P4), 1, 1, 28, 28)
+    assert [shape[-1] for shape in found] == [26, 24, 12, 10, 8, 6, 4, 1]
 
 
 @pytest.mark.sampled(2)
@@ -269,66 +273,122 @@ def test_mistakes(options, message):
         GroupCNN(P4, 1, 10, convolutions=3)
 
 
-def test_images_that_are_too_small_are_refused():
-    with pytest.raises(ValueError, match=r"2×2 .*smaller than the kernel"):
-        GroupCNN.rotmnist(P4)(torch.randn(1, 1, 20, 20))
+@pytest.mark.parametrize(
+    ("network", "channels", "size", "message"),
+    [
+        (GroupCNN.rotmnist, 1, 20, r"2×2 .*smaller than the kernel"),
+        (lambda gspace: AllCNNC(gspace, 3, 10, width=1), 3, 3, "1×1 cannot be halved"),
+        (lambda gspace: GroupDenseNet(gspace, 3, 2, width=1), 3, 64, "smaller than the kernel"),
+    ],
+)
+def test_images_that_are_too_small_are_refused(network, channels, size, message):
+    with pytest.raises(ValueError, match=message):
+        network(P4)(torch.randn(1, channels, size, size))
 
 
 @pytest.mark.parametrize(
-    ("gspace", "attention", "published", "paper"),
+    ("network", "options", "message"),
     [
-        (Z2, None, 1_370_996, None),
-        (P4, None, 1_370_372, "1.37M"),
-        (P4, "features", 1_400_120, "1.40M"),
-        (P4M, None, 1_219_252, "1.22M"),
-        (P4M, "features", 1_249_192, "1.25M"),
+        (AllCNNC, {"input_dropout": 1}, "input_dropout: got 1"),
+        (AllCNNC, {"width": 1, "dropout": 2.0}, r"dropout: got 2\.0"),
+        (AllCNNC, {"width": -1}, "width: got -1"),
+        (ResNet44, {"width": (16, 32)}, "width: got 2 values"),
+        (ResNet44, {"width": 16}, "width: got 16"),
+        (ResNet44, {"hidden": 3}, r"hidden: got 3, .*channel attention"),
+        (ResNet44, {"blocks": 0}, "blocks: got 0"),
+        (ResNet44, {"hidden": 0}, "hidden: got 0"),
+        (GroupDenseNet, {"blocks": 0}, "blocks: got 0"),
+        (GroupDenseNet, {"width": 0}, "width: got 0"),
+        (GroupDenseNet, {"hidden": 0}, "hidden: got 0"),
+        *((network, {"attention": "x"}, "attention: got 'x'") for network in (AllCNNC, ResNet44, GroupDenseNet)),
     ],
-    ids=["Z2", "p4", "f p4", "p4m", "f p4m"],
 )
-def test_parameters_are_those_of_table_2(gspace, attention, published, paper):
-    assert count(AllCNNC.cifar10(gspace, attention=attention)) == published
-    assert paper in (None, f"{published / 1e6:.2f}M")
+def test_mistakes_of_the_other_networks(network, options, message):
+    with pytest.raises(TypeError if options == {"width": 16} else ValueError, match=message):
+        network(P4, 3, 10, **options)
 
 
-def test_grids_are_the_published_ones_of_all_cnn_c():
-    network = AllCNNC.cifar10(P4, width=1)
-    current, seen = (1, 3, 32, 32), []
-    for stage in network.stages.values():
-        current = stage.evaluate_output_shape(current)
-        seen.append(current[-1])
-    assert seen == [32, 32, 16, 16, 16, 8, 8, 8, 8]
-    assert [m.kernel_size for m in network.modules() if isinstance(m, AttentiveConv)] == [3] * 7 + [1, 1]
-    assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
-
-
+@pytest.mark.parametrize(
+    ("make", "channels", "smallest", "spread"),
+    [
+        (lambda gspace, **options: AllCNNC(gspace, 2, 3, width=1, **options), 2, 4, 20),
+        (lambda gspace, **options: ResNet44(gspace, 1, 3, width=(1, 1, 2), blocks=1, **options), 1, 5, 2),
+        (lambda gspace, **options: GroupDenseNet(gspace, 1, 3, width=1, blocks=2, **options), 1, 10, 2),
+    ],
+    ids=["AllCNNC", "ResNet44", "GroupDenseNet"],
+)
 @few_examples
 @given(st.data())
-def test_equivariant_for_any_group_size_and_attention_of_all_cnn_c(data):
+def test_other_networks_are_equivariant_for_any_group_size_and_attention(make, channels, smallest, spread, data):
     names = ["trivial", "flip", "C2", "C3", "C4", "C8", "D4", "mirror"]
     gspace = (spaces.PLANE | spaces.VOLUME)[data.draw(st.sampled_from(names))]()
-    attention = data.draw(st.sampled_from([None, "full", "channel", "spatial", "features", "poses"]))
-    options = options_of(attention, attention_size=3, ratio=data.draw(st.integers(1, 16)))
-    network = AllCNNC(gspace, 2, 3, width=1, attention=attention, **options)
-    shape = (2, *spaces.shape_of(gspace, data.draw(st.integers(4, 7))))
-    network = settled(network, 2, *shape, spread=20)
+    attention = data.draw(st.sampled_from(KINDS))
+    network = make(gspace, attention=attention, **narrow(attention))
+    shape = (channels, *spaces.shape_of(gspace, data.draw(st.integers(smallest, smallest + 2))))
+    network = settled(network, 2, *shape, spread=spread)
     assert equivariance_report(network.as_fields(), (1, *shape), layers=False).relative_error < EXACT
     assert_exported(network, 2, *shape)
 
 
-def test_the_logits_are_means():
-    network = settled(AllCNNC(P4, 1, 3, width=2), 4, 1, 8, 8)
+@pytest.mark.parametrize(
+    ("make", "stage", "kind", "size"),
+    [
+        (lambda: AllCNNC(P4, 1, 3, width=2), "convolution_4", "kernel", 8),
+        (lambda: AllCNNC(P4, 1, 3, width=2, attention="features"), "convolution_4", "squeeze", 8),
+        (lambda: ResNet44(P4, 1, 3, width=(2, 2, 2), blocks=1), "residual_2_1", "kernel", 8),
+        (lambda: GroupDenseNet(P4, 1, 3, width=2, blocks=2), "dense_2", "kernel", 12),
+    ],
+)
+def test_a_broken_kernel_of_another_network_is_found_out(make, stage, kind, size):
+    network = settled(make(), 4, 1, size, size, spread=20)
+    broken(network.stages[stage], kind)
+    assert equivariance_report(network.as_fields(), (1, 1, size, size), layers=False).relative_error > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("make", "last"),
+    [
+        (lambda: AllCNNC(P4, 1, 3, width=2), "convolution_8"),
+        (lambda: GroupDenseNet(P4, 1, 3, width=1, blocks=1), "dense_1"),
+    ],
+)
+def test_the_logits_are_means(make, last):
+    network = settled(make(), 4, 1, 8, 8)
     x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
-    *_, last = network.stages["classes"]
-    before = network.stages["classes"][:-1](network.feature_maps(x)["convolution_8"])
-    assert type(last).__name__ == "PoseMean"
+    assert type(network.stages["classes"][-1]).__name__ == "PoseMean"
+    before = network.stages["classes"][:-1](network.feature_maps(x)[last])
     torch.testing.assert_close(network(x), before.tensor.unflatten(1, (3, 4)).mean((2, 3, 4)))
 
 
-@pytest.mark.parametrize(("attention", "kind"), [(None, "kernel"), ("features", "squeeze")])
-def test_a_broken_kernel_is_found_out_of_all_cnn_c(attention, kind):
-    network = settled(AllCNNC(P4, 1, 3, width=2, attention=attention), 4, 1, 8, 8, spread=20)
-    broken(network.stages["convolution_4"], kind)
-    assert equivariance_report(network.as_fields(), (1, 1, 8, 8), layers=False).relative_error > 1e-5
+@pytest.mark.parametrize(
+    ("make", "gspace", "attention", "published", "paper"),
+    [
+        (AllCNNC.cifar10, Z2, None, 1_370_996, None),
+        (AllCNNC.cifar10, P4, None, 1_370_372, "1.37M"),
+        (AllCNNC.cifar10, P4, "features", 1_400_120, "1.40M"),
+        (AllCNNC.cifar10, P4M, None, 1_219_252, "1.22M"),
+        (AllCNNC.cifar10, P4M, "features", 1_249_192, "1.25M"),
+        (ResNet44.cifar10, Z2, None, 2_636_064, None),
+        (ResNet44.cifar10, P4M, None, 2_621_683, "2.62M"),
+        (ResNet44.cifar10, P4M, "features", 2_693_911, "2.70M"),  # rounded up
+        (GroupDenseNet.patch_camelyon, Z2, None, 130_598, "130.60K"),
+        (GroupDenseNet.patch_camelyon, P4, None, 129_649, "129.65K"),
+        (GroupDenseNet.patch_camelyon, P4, "features", 140_453, "140.45K"),
+        (GroupDenseNet.patch_camelyon, P4M, None, 124_209, "124.21K"),
+        (GroupDenseNet.patch_camelyon, P4M, "features", 141_221, "141.22K"),
+    ],
+)
+def test_parameters_are_those_of_tables_2_and_3(make, gspace, attention, published, paper):
+    assert count(make(gspace, attention=attention)) == published
+    rounded = {f"{published / 1e6:.2f}M", f"{published / 1e6 + 0.005:.2f}M", f"{published / 1e3:.2f}K"}
+    assert paper is None or paper in rounded
+
+
+def test_grids_are_the_published_ones_of_all_cnn_c():
+    network = AllCNNC.cifar10(P4, width=1)
+    assert [shape[-1] for shape in sizes(network, 1, 3, 32, 32)] == [32, 32, 16, 16, 16, 8, 8, 8, 8]
+    assert [m.kernel_size for m in network.modules() if isinstance(m, AttentiveConv)] == [3] * 7 + [1, 1]
+    assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
 
 
 def test_the_report_names_the_strides_of_the_original():
@@ -367,30 +427,6 @@ def test_layers_are_as_published_of_all_cnn_c():
     assert 0.9 < kernel.abs().max() / (0.035 / math.sqrt(48 * 9)) <= 1
 
 
-def test_mistakes_of_all_cnn_c():
-    with pytest.raises(ValueError, match="input_dropout: got 1"):
-        AllCNNC(P4, 3, 10, input_dropout=1)
-    with pytest.raises(ValueError, match=r"dropout: got 2\.0"):
-        AllCNNC(P4, 3, 10, width=1, dropout=2.0)
-    with pytest.raises(ValueError, match="width: got -1"):
-        AllCNNC(P4, 3, 10, width=-1)
-    with pytest.raises(ValueError, match="attention: got 'x'"):
-        AllCNNC(P4, 3, 10, attention="x")
-    with pytest.raises(ValueError, match="1×1 cannot be halved"):
-        AllCNNC(P4, 3, 10, width=1)(torch.randn(1, 3, 3, 3))
-
-
-@pytest.mark.parametrize(
-    ("gspace", "attention", "published", "paper"),
-    [(Z2, None, 2_636_064, None), (P4M, None, 2_621_683, 2.62), (P4M, "features", 2_693_911, 2.70)],
-    ids=["Z2", "p4m", "f p4m"],
-)
-def test_parameters_are_those_of_table_2_of_resnet44(gspace, attention, published, paper):
-    assert count(ResNet44.cifar10(gspace, attention=attention)) == published
-    # The paper has 2.70M for the 2.694M of the published implementation, which is rounded up.
-    assert paper is None or 0 < paper - published / 1e6 + 0.005 < 0.015
-
-
 def test_layers_are_as_published_of_resnet44():
     network = ResNet44.cifar10(P4M, attention="features")
     convolutions = [m for m in network.modules() if isinstance(m, AttentiveConv)]
@@ -407,33 +443,13 @@ def test_layers_are_as_published_of_resnet44():
 
 
 def test_grids_are_the_published_ones_of_resnet44():
-    network = ResNet44(P4, 3, 10, width=(1, 1, 1), blocks=2)
-    current, seen = (1, 3, 32, 32), []
-    for stage in network.stages.values():
-        current = stage.evaluate_output_shape(current)
-        seen.append(current[-1])
-    assert seen == [32, 32, 32, 16, 16, 8, 8, 1]
+    found = sizes(ResNet44(P4, 3, 10, width=(1, 1, 1), blocks=2), 1, 3, 32, 32)
+    assert [shape[-1] for shape in found] == [32, 32, 32, 16, 16, 8, 8, 1]
 
 
 def test_all_44_layers_are_exact():
     network = settled(ResNet44.cifar10(P4, width=(1, 1, 2), attention="features"), 4, 3, 12, 12)
     assert equivariance_report(network.as_fields(), (1, 3, 12, 12), layers=False).relative_error < EXACT
-
-
-@few_examples
-@given(st.data())
-def test_equivariant_for_any_group_size_and_attention_of_resnet44(data):
-    gspace = (spaces.PLANE | spaces.VOLUME)[
-        data.draw(st.sampled_from(["trivial", "flip", "C4", "C8", "D4", "mirror"]))
-    ]()
-    attention = data.draw(st.sampled_from([None, "full", "channel", "spatial", "features", "poses"]))
-    network = ResNet44(
-        gspace, 1, 3, width=(1, 1, 2), blocks=1, attention=attention, **options_of(attention, attention_size=3)
-    )
-    shape = (1, *spaces.shape_of(gspace, data.draw(st.integers(5, 7))))
-    network = settled(network, 2, *shape, spread=2)
-    assert equivariance_report(network.as_fields(), (1, *shape), layers=False).relative_error < EXACT
-    assert_exported(network, 2, *shape)
 
 
 def test_the_report_has_nothing_to_say_at_any_size():
@@ -451,65 +467,15 @@ def test_the_logits_are_means_and_the_features_are_pooled_in_front():
     torch.testing.assert_close(network(x), y.unflatten(1, (3, 4)).mean((2, 3, 4)))
 
 
-def test_a_broken_kernel_is_found_out_of_resnet44():
-    network = settled(ResNet44(P4, 1, 3, width=(2, 2, 2), blocks=1), 4, 1, 8, 8)
-    broken(network.stages["residual_2_1"], "kernel")
-    assert equivariance_report(network.as_fields(), (1, 1, 8, 8), layers=False).relative_error > 1e-4
-
-
-def test_widths_and_mistakes():
+def test_widths_of_resnet44():
     network = ResNet44(P4, 3, 10, blocks=1)
     assert [len(network.stages[f"residual_{i}_1"].out_type) for i in (1, 2, 3)] == [16, 32, 64]
-    with pytest.raises(ValueError, match="width: got 2 values"):
-        ResNet44(P4, 3, 10, width=(16, 32))
-    with pytest.raises(TypeError, match="width: got 16"):
-        ResNet44(P4, 3, 10, width=16)
-    with pytest.raises(ValueError, match=r"hidden: got 3, .*channel attention"):
-        ResNet44(P4, 3, 10, hidden=3)
-    with pytest.raises(ValueError, match="blocks: got 0"):
-        ResNet44(P4, 3, 10, blocks=0)
-    with pytest.raises(ValueError, match="hidden: got 0"):
-        ResNet44(P4, 3, 10, hidden=0)
-    with pytest.raises(ValueError, match="attention: got 'x'"):
-        ResNet44(P4, 3, 10, attention="x")
-
-
-@pytest.mark.parametrize(
-    ("gspace", "attention", "published", "paper"),
-    [
-        (Z2, None, 130_598, "130.60K"),
-        (P4, None, 129_649, "129.65K"),
-        (P4, "features", 140_453, "140.45K"),
-        (P4M, None, 124_209, "124.21K"),
-        (P4M, "features", 141_221, "141.22K"),
-    ],
-    ids=["Z2", "p4", "f p4", "p4m", "f p4m"],
-)
-def test_parameters_are_those_of_table_3(gspace, attention, published, paper):
-    assert count(GroupDenseNet.patch_camelyon(gspace, attention=attention)) == published
-    assert f"{published / 1e3:.2f}K" == paper
 
 
 def test_grids_and_widths_are_the_published_ones():
-    network = GroupDenseNet.patch_camelyon(P4)
-    current, seen = (1, 3, 96, 96), []
-    for stage in network.stages.values():
-        current = stage.evaluate_output_shape(current)
-        seen.append((current[1] // 4, current[-1]))
-    n = 13
-    assert seen == [
-        (n, 94),
-        (2 * n, 92),
-        (2 * n, 46),
-        (3 * n, 44),
-        (3 * n, 22),
-        (4 * n, 20),
-        (4 * n, 10),
-        (5 * n, 8),
-        (5 * n, 4),
-        (6 * n, 2),
-        (2, 2),
-    ]
+    found = sizes(GroupDenseNet.patch_camelyon(P4), 1, 3, 96, 96)
+    assert [shape[-1] for shape in found] == [94, 92, 46, 44, 22, 20, 10, 8, 4, 2, 2]
+    assert [shape[1] // 4 for shape in found] == [*(13 * i for i in (1, 2, 2, 3, 3, 4, 4, 5, 5, 6)), 2]
 
 
 def test_layers_are_as_published_of_dense_net():
@@ -539,51 +505,9 @@ def test_exact_at_the_published_size():
     assert equivariance_report(network.as_fields(), (1, 3, 96, 96), layers=False).relative_error < EXACT
 
 
-@few_examples
-@given(st.data())
-def test_equivariant_for_any_group_size_and_attention_of_dense_net(data):
-    gspace = (spaces.PLANE | spaces.VOLUME)[
-        data.draw(st.sampled_from(["trivial", "flip", "C3", "C4", "D4", "mirror"]))
-    ]()
-    attention = data.draw(st.sampled_from([None, "full", "channel", "spatial", "features", "poses"]))
-    network = GroupDenseNet(
-        gspace, 1, 3, width=1, blocks=2, attention=attention, **options_of(attention, attention_size=3)
-    )
-    shape = (1, *spaces.shape_of(gspace, data.draw(st.integers(10, 12))))
-    network = settled(network, 2, *shape, spread=2)
-    assert equivariance_report(network.as_fields(), (1, *shape), layers=False).relative_error < EXACT
-    assert_exported(network, 2, *shape)
-
-
 def test_the_report_has_nothing_to_say_at_any_size_of_dense_net():
     network = settled(GroupDenseNet(P4, 1, 2, width=1, blocks=2), 3, 1, 12, 12)
     for size in (10, 11, 12, 13):
         report = equivariance_report(sequence(network), (1, 1, size, size))
         assert report.relative_error < EXACT
         assert not report.inexact_layers
-
-
-def test_a_broken_kernel_is_found_out_of_dense_net():
-    network = settled(GroupDenseNet(P4, 1, 3, width=2, blocks=2), 4, 1, 12, 12)
-    broken(network.stages["dense_2"], "kernel")
-    assert equivariance_report(network.as_fields(), (1, 1, 12, 12), layers=False).relative_error > 1e-4
-
-
-def test_the_logits_are_means_of_dense_net():
-    network = settled(GroupDenseNet(P4, 1, 3, width=1, blocks=1), 4, 1, 8, 8)
-    x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
-    before = network.stages["classes"][:-1](network.feature_maps(x)["dense_1"])
-    torch.testing.assert_close(network(x), before.tensor.unflatten(1, (3, 4)).mean((2, 3, 4)))
-
-
-def test_mistakes_of_dense_net():
-    with pytest.raises(ValueError, match="blocks: got 0"):
-        GroupDenseNet(P4, 3, 2, blocks=0)
-    with pytest.raises(ValueError, match="width: got 0"):
-        GroupDenseNet(P4, 3, 2, width=0)
-    with pytest.raises(ValueError, match="hidden: got 0"):
-        GroupDenseNet(P4, 3, 2, hidden=0)
-    with pytest.raises(ValueError, match="attention: got 'x'"):
-        GroupDenseNet(P4, 3, 2, attention="x")
-    with pytest.raises(ValueError, match="smaller than the kernel"):
-        GroupDenseNet(P4, 3, 2, width=1)(torch.randn(1, 3, 64, 64))

@@ -28,6 +28,14 @@ from escnn_attention.training.modules.classifier import Classifier
 from tests.training.experiment.runs import ROOT, SHORT, call, rows, weights
 
 
+def hybrid(**changes):
+    """A small network with convolutions, whose filters come and go, and batch norms."""
+    gspace = {"class_path": "escnn.gspaces.rot2dOnR2", "init_args": {"N": 2}}
+    options = {"gspace": gspace, "in_channels": 1, "num_classes": 10, "widths": [1, 2], "num_heads": 1}
+    options |= {"convolutions": [1, 1], "attention": [0, 1], **changes}
+    return {"class_path": "escnn_attention.models.HybridNet", "init_args": options}
+
+
 def test_fit_test_and_predict(configuration, fitted, tmp_path, data):
     folder = tmp_path / "run"
     call("fit", configuration(), folder)
@@ -113,10 +121,7 @@ def test_mixed_precision(configuration, tmp_path, encoding):
 
 def test_every_option_of_a_training_goes_on(configuration, tmp_path, monkeypatch):
     """Averages, decay of weights alone, smooth labels and rotated images, of a network with filters."""
-    gspace = {"class_path": "escnn.gspaces.rot2dOnR2", "init_args": {"N": 2}}
-    options = {"gspace": gspace, "in_channels": 1, "num_classes": 10, "widths": [1, 2], "num_heads": 1}
-    options |= {"convolutions": [1, 1], "attention": [0, 1], "block": {"dropout": 0.1}}
-    changes = {"model__network": {"class_path": "escnn_attention.models.HybridNet", "init_args": options}}
+    changes = {"model__network": hybrid(block={"dropout": 0.1})}
     changes |= {"data__init_args__limit_train": 16, "data__init_args__limit_valid": 4, "data__init_args__limit_test": 4}
     changes |= {"model__ema": 0.7, "model__decay": "weights", "model__label_smoothing": 0.1}
     adam = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.05, "weight_decay": 0.1}}
@@ -260,11 +265,7 @@ def test_networks_that_give_something_else_than_logits(configuration, tmp_path):
 
 def test_convolutions_are_trained_and_measured_too(configuration, tmp_path):
     """Batch norms count their batches, in a number without dimensions."""
-    gspace = {"class_path": "escnn.gspaces.rot2dOnR2", "init_args": {"N": 2}}
-    options = {"gspace": gspace, "in_channels": 1, "num_classes": 10, "widths": [1, 2], "num_heads": 1}
-    options |= {"convolutions": [1, 1], "attention": [0, 1]}
-    network = {"class_path": "escnn_attention.models.HybridNet", "init_args": options}
-    file = configuration(model__network=network, **SHORT)
+    file = configuration(model__network=hybrid(), **SHORT)
     call("fit", file, tmp_path / "run")
     call("test", file, tmp_path / "run")
     first = json.loads((tmp_path / "run" / "test.json").read_text(encoding="utf-8"))["weights_sha256"]

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 import torch
-import yaml
 
 pytest.importorskip("jsonargparse")
 
@@ -21,39 +20,16 @@ from tests.training.experiment.runs import SHORT, call, files
 
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.chmod", "shutil.rmtree"}
 EPOCHS = 3
-CONFIGURATION = {
-    "seed_everything": 3,
-    "trainer": {
-        "max_epochs": EPOCHS,
-        "accelerator": "cpu",
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-    },
-    "model": {
-        "network": {
-            "class_path": "escnn_attention.models.GSANet",
-            "init_args": {
-                "gspace": {"class_path": "escnn.gspaces.rot2dOnR2", "init_args": {"N": 4}},
-                "in_channels": 1,
-                "num_classes": 10,
-                "channels": 2,
-                "blocks": [1],
-                "crops": [1],
-                "pool": [True],
-                "num_heads": 1,
-                "kernel_size": 3,
-                "query": "own",
-                "block": {"encoding": "mlp"},
-            },
-        },
-        "schedule": "cosine",
-    },
+DIGITS = {
+    "trainer__max_epochs": EPOCHS,
+    "trainer__num_sanity_val_steps": 0,
+    "model__network__init_args__crops": [1],
     "data": {
         "class_path": "escnn_attention.training.Digits",
         "init_args": {"batch_size": 8, "limit_train": 24, "limit_valid": 40, "eval_batch_size": 40},
     },
 }
+"""Changes of the configuration of tests, for a training of a second."""
 
 
 def fit(folder, kill_at, said):
@@ -93,8 +69,10 @@ def finished(folder):
 
 
 def after_kills(fork, folder, draw=None, sample=None):
-    """What is wrong after trainings that were killed and started again, and the epochs that were finished before."""
-    (folder / "experiment.yaml").write_text(yaml.safe_dump(CONFIGURATION), encoding="utf-8")
+    """What is wrong after trainings that were killed and started again, and the epochs that were finished before.
+
+    Their configuration is ``experiment.yaml`` in ``folder``.
+    """
 
     def train(run, kill_at=None):
         said = folder / "operations"
@@ -127,8 +105,9 @@ def after_kills(fork, folder, draw=None, sample=None):
     return wrong, seen
 
 
-def test_killed_at_some_operation(fork, tmp_path, pytestconfig):
+def test_killed_at_some_operation(fork, configuration, tmp_path, pytestconfig):
     """At another in every run; the seed is in the header."""
+    configuration(**DIGITS)
     draw = random.Random(pytestconfig.option.hypothesis_seed)
     wrong, seen = after_kills(fork, tmp_path, draw, sample=1)
     assert wrong == []
@@ -136,15 +115,17 @@ def test_killed_at_some_operation(fork, tmp_path, pytestconfig):
 
 
 @pytest.mark.exhaustive
-def test_killed_at_every_operation(fork, tmp_path):
+def test_killed_at_every_operation(fork, configuration, tmp_path):
+    configuration(**DIGITS)
     wrong, seen = after_kills(fork, tmp_path)
     assert wrong == []
     assert set(seen) == set(range(EPOCHS + 1))
 
 
 @pytest.mark.exhaustive
-def test_what_is_left_behind_is_found(fork, tmp_path, monkeypatch):
+def test_what_is_left_behind_is_found(fork, configuration, tmp_path, monkeypatch):
     """The control."""
+    configuration(**DIGITS)
     monkeypatch.setattr(command, "remove_temporaries", lambda *_: None)
     wrong, _ = after_kills(fork, tmp_path)
     assert wrong

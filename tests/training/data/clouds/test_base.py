@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import numpy as np
@@ -27,6 +26,7 @@ from escnn_attention.training.data.clouds.base import (
     rotated,
 )
 from escnn_attention.training.errors import UserError
+from tests import samples
 
 
 def source(sizes=(3, 1, 4, 2), dim=3, table=None):
@@ -175,12 +175,7 @@ ALL = [*MADE, ModelNet40, QM9]
 def loaded(rank=0, world_size=1, stage=None, kind=Constellations, **options):
     small = {SampledSolids: {"num_points": 24}, ChargedParticles: {"start_frame": 0, "end_frame": 1}}.get(kind, {})
     module = kind(**{"num_train": 20, "num_valid": 7, "num_test": 9, "batch_size": 6, **small, **options})
-    module.trainer = SimpleNamespace(
-        global_rank=rank,
-        world_size=world_size,
-        strategy=SimpleNamespace(root_device=torch.device("cpu")),
-        fit_loop=SimpleNamespace(epoch_progress=SimpleNamespace(current=SimpleNamespace(processed=0))),
-    )
+    module.trainer = samples.process(rank, world_size)
     module.prepare_data()
     module.setup(stage)
     return module

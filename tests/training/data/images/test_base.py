@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import numpy as np
@@ -23,6 +22,7 @@ from escnn_attention.training.data.images.base import (
     rotate_images,
 )
 from escnn_attention.training.errors import UserError
+from tests import samples
 
 
 def images(count=6, channels=3, size=8):
@@ -161,12 +161,7 @@ def folder(tmp_path):
 
 def loaded(folder, rank=0, world_size=1, **options):
     module = RotMNIST(folder, **options)
-    module.trainer = SimpleNamespace(
-        global_rank=rank,
-        world_size=world_size,
-        strategy=SimpleNamespace(root_device=torch.device("cpu")),
-        fit_loop=SimpleNamespace(epoch_progress=SimpleNamespace(current=SimpleNamespace(processed=0))),
-    )
+    module.trainer = samples.process(rank, world_size)
     module.prepare_data()
     module.setup()
     return module
