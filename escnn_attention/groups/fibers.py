@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from escnn.group import Group, GroupElement, Representation
@@ -25,6 +25,7 @@ from escnn_attention.groups.samples import Samples, generic_samples, relative_fe
 __all__ = [
     "Fibers",
     "FrameSegment",
+    "IrrepCopies",
     "columns_of",
     "count_irreps",
     "fibers",
@@ -273,6 +274,23 @@ def regular_fields(field_type: FieldType) -> int:
     return sum(is_regular(r) for r in field_type.representations)
 
 
+class IrrepCopies(NamedTuple):
+    r"""The copies of an irrep in a representation of size n, and in the regular one.
+
+    Together the irreps give the matrices of a frame,
+    :math:`\sum_{\rho,a,k,j} \mathrm{poses}_{aj}(h)\, \mathrm{weights}_{kj}\, \mathrm{reads}_{ak}^T = \rho(h)^{-1}`.
+
+    Attributes:
+        reads: ``(m, K, n)``; component a of copy k.
+        weights: ``(K, d, n)``; what weights of a pose make of copy k in copy j of the regular representation.
+        poses: ``(m, d, H)``; the orthonormal functions on the group.
+    """
+
+    reads: np.ndarray
+    weights: np.ndarray
+    poses: np.ndarray
+
+
 @dataclass(frozen=True, eq=False)
 class FrameSegment:
     r"""The fields of one representation in the frame of every pose.
@@ -282,11 +300,47 @@ class FrameSegment:
         matrices: ``(|H|, n, n)``; :math:`\rho(h^{-1})`, or its transposed inverse, for every pose h.
         permutation: ``(|H|, n)`` or None; where the matrices are permutations, the index that does the same:
             ``(w @ matrices[h])[j] == w[permutation[h, j]]``.
+        irreps: the copies of each irrep of a finite group, the trivial one first; None for samples.
     """
 
     columns: np.ndarray
     matrices: np.ndarray
     permutation: np.ndarray | None
+    irreps: tuple[IrrepCopies, ...] | None = None
+
+
+@_once
+def _irreps_of(representation: Representation) -> tuple[tuple[IrrepCopies, ...], tuple[IrrepCopies, ...]]:
+    """The copies of all irreps in a representation, and in its dual."""
+    group = representation.group
+    basis = np.asarray(representation.change_of_basis, dtype=np.float64)
+    inverse = np.asarray(representation.change_of_basis_inv, dtype=np.float64)
+    starts: dict[tuple, list[int]] = {}
+    position = 0
+    for id in representation.irreps:
+        starts.setdefault(id, []).append(position)
+        position += group.irrep(*id).size
+    found: tuple[list[IrrepCopies], list[IrrepCopies]] = ([], [])
+    for irrep in sorted(group.irreps(), key=lambda irrep: not irrep.is_trivial()):
+        algebra = irrep.endomorphism_basis()
+        # An orthonormal basis over the algebra, whose images under it are one over the real numbers.
+        images = np.zeros((0, len(algebra), irrep.size))
+        for vector in np.eye(irrep.size):
+            seen = images.reshape(-1, irrep.size)
+            rest = vector - (seen @ vector) @ seen
+            if (length := np.linalg.norm(rest)) > 1e-6:
+                images = np.concatenate([images, rest @ algebra[None] / length])
+        of_group = np.stack([np.asarray(irrep(h), dtype=np.float64) for h in group.elements])
+        scale = np.sqrt(irrep.size / len(of_group))
+        poses = scale * np.einsum("ai,hij->ajh", images[:, 0], of_group)
+        slices = [slice(start, start + irrep.size) for start in starts.get(irrep.id, [])]
+        for copies, (reads, writes) in zip(found, ((inverse, basis.T), (basis.T, inverse)), strict=True):
+            read = np.array([reads[s] for s in slices]).reshape(-1, irrep.size, len(basis))
+            written = np.array([writes[s] for s in slices]).reshape(-1, irrep.size, len(basis))
+            of_copies = np.einsum("aei,cin->acen", images, read).reshape(len(images), -1, len(basis))
+            weights = np.einsum("eij,cjn->cein", algebra, written).reshape(-1, irrep.size, len(basis)) / scale
+            copies.append(IrrepCopies(of_copies, weights, poses))
+    return tuple(found[0]), tuple(found[1])
 
 
 def mass(field_type: FieldType) -> int:
@@ -323,7 +377,8 @@ def frames(field_type: FieldType, *, group: Fibers | None = None, dual: bool = F
         matrices = _matrices_of(representation, group, dual)
         if dual and group.samples is not None:
             matrices = matrices * (group.weights * mass(field_type) / group.order)[:, None, None]
-        segments.append(FrameSegment(columns, matrices, _as_permutation(matrices)))
+        irreps = _irreps_of(representation)[dual] if group.samples is None else None
+        segments.append(FrameSegment(columns, matrices, _as_permutation(matrices), irreps))
     return segments
 
 

@@ -1,18 +1,20 @@
-"""Constants of a layer that keep their exact values through changes of precision."""
+"""Constants of a layer: exact through changes of precision, or derived from weights and kept while these stay."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from escnn_attention.exporting.mode import refuse_scripting
+from escnn_attention.functional.autograd import needs_operators
 from escnn_attention.functional.layout import Versioned
 
-__all__ = ["ExactBuffers"]
+__all__ = ["Derived", "ExactBuffers"]
 
 
 class ExactBuffers(Versioned):
@@ -48,3 +50,42 @@ class ExactBuffers(Versioned):
             assert rounded is not None
             self._buffers[name] = exact.to(device=rounded.device, dtype=rounded.dtype, copy=True)
         return self
+
+
+_T = TypeVar("_T")
+
+
+class Derived(Generic[_T]):
+    """What follows from the weights of a module, kept in evaluation without gradients while the weights are equal.
+
+    Values are compared and not versions, which do not count what is written to ``weight.data``; it takes a small part
+    of the time that expanding a weight takes. A GPU would have to wait for a comparison, and nothing is kept there.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.plain.buffers import Derived
+        >>> weight, squares = torch.ones(2), Derived()
+        >>> with torch.no_grad():
+        ...     one = squares.of(weight, torch.square, training=False)
+        ...     print(squares.of(weight, torch.square, training=False) is one)
+        ...     print(squares.of(weight.mul_(2), torch.square, training=False))
+        True
+        tensor([4., 4.])
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[Tensor, _T] | None = None
+
+    def of(self, weight: Tensor, make: Callable[[Tensor], _T], training: bool) -> _T:
+        """``make(weight)``."""
+        followed = torch.compiler.is_compiling() or needs_operators(weight) or is_in_torch_dispatch_mode()
+        if training or torch.is_grad_enabled() or weight.device.type != "cpu" or followed:
+            return make(weight)
+        known = self._known
+        if known is None or known[0].dtype != weight.dtype or not torch.equal(known[0], weight):
+            self._known = known = weight.clone(), make(weight)
+        return known[1]
+
+    def __reduce__(self) -> tuple[type[Derived[_T]], tuple[()]]:
+        """Nothing of it in copies and files."""
+        return type(self), ()

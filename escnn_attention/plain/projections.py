@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,8 +21,15 @@ from torch.nn import Parameter
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.base import Needs
 from escnn_attention.functional.layout import Versioned
-from escnn_attention.functional.matmul import Columns, grouped_linear, grouped_linear_transpose, in_groups
-from escnn_attention.plain.buffers import ExactBuffers
+from escnn_attention.functional.matmul import (
+    Columns,
+    gather_columns,
+    grouped_linear,
+    grouped_linear_transpose,
+    in_groups,
+)
+from escnn_attention.plain.buffers import Derived, ExactBuffers
+from escnn_attention.plain.irreps import Irreps, Segment
 
 __all__ = [
     "Frames",
@@ -96,20 +103,6 @@ def padded(table: np.ndarray | None, num_poses: int) -> np.ndarray | None:
 ProjectionKind = Literal["group", "pointwise"]
 
 
-class Segment(Protocol):
-    """How the channels of one representation look from every pose.
-
-    See ``escnn_attention.groups.fibers.FrameSegment``.
-    """
-
-    @property
-    def columns(self) -> np.ndarray: ...
-    @property
-    def matrices(self) -> np.ndarray: ...
-    @property
-    def permutation(self) -> np.ndarray | None: ...
-
-
 class QueryKeyNorm(torch.nn.Module):
     r"""Queries and keys, each divided by its root mean square over the channels of a head, at each pose by itself.
 
@@ -157,6 +150,7 @@ class Frames(ExactBuffers):
 
     def __init__(self, segments: Sequence[Segment]):
         super().__init__()
+        self._kept: Derived[Tensor] = Derived()
         gathered = [s.columns[:, s.permutation].swapaxes(0, 1) for s in segments if s.permutation is not None]
         multiplied = [s for s in segments if s.permutation is None]
         # All permutations are one gather, along one axis: its gradient is fast.
@@ -181,10 +175,19 @@ class Frames(ExactBuffers):
         return in_groups(self._in_frames(weight), groups)
 
     def map(self, weight: Tensor, groups: int) -> tuple[Tensor, Columns | None]:
-        """The vectors in all frames; or as they are, and the columns that the frames see of them, if that is all."""
+        """The vectors in all frames; or as they are, and the columns that the frames see of them, if that is all.
+
+        In evaluation without gradients they are kept in all frames.
+        """
+        columns = None
         if self.index is not None and self.back is not None and not self._stretches and self.order is None:
-            return weight, Columns(self.index, self.back, groups)
-        return self(weight, groups), None
+            columns = Columns(self.index, self.back, groups)
+            if self.training or torch.is_grad_enabled():
+                return weight, columns
+        return self._kept.of(weight, lambda w: self._expanded(w, groups, columns), self.training), None
+
+    def _expanded(self, weight: Tensor, groups: int, columns: Columns | None) -> Tensor:
+        return self(weight, groups) if columns is None else gather_columns(weight, columns)
 
     def _in_frames(self, weight: Tensor) -> Tensor:
         """The vectors as ``(F, |H|, size)``."""
@@ -260,6 +263,7 @@ class ToPoses(Versioned):
         self.last_bias = last_bias
         fan_in = size if kind == "group" else size // order
         self.frames = Frames(segments) if kind == "group" else None
+        self.irreps = Irreps.of(segments, fields, groups) if kind == "group" else None
         self.weight = Parameter(torch.randn(fields, fan_in) / math.sqrt(fan_in))
         self.bias = _biases(bias, last_bias)
 
@@ -270,6 +274,8 @@ class ToPoses(Versioned):
             of_poses = x.unflatten(-1, (-1, self.order)).transpose(-1, -2)
             weight = self.weight.unflatten(0, (self.groups, fields))
             return grouped_linear(of_poses, weight, None if bias is None else bias.squeeze(1))
+        if self.irreps is not None and self.irreps.pays(x, self.weight, math.prod(x.shape[:-1])):
+            return self.irreps.to_poses(x, self.weight, bias)
         weight, columns = self.frames.map(self.weight, self.groups)
         if self.groups > 1:
             return grouped_linear(x, weight, bias, columns)
@@ -308,6 +314,7 @@ class FromPoses(ExactBuffers):
         self.groups = groups
         fan_in = fields * (order if mass is None else mass) if kind == "group" else fields
         self.frames = Frames(segments) if kind == "group" else None
+        self.irreps = Irreps.of(segments, fields, groups, invariants) if kind == "group" else None
         shape = (fields, size) if kind == "group" else (size // order, fields)
         self.weight = Parameter(torch.randn(shape) / math.sqrt(fan_in))
         self.bias: Parameter | None = None
@@ -316,6 +323,8 @@ class FromPoses(ExactBuffers):
             self.bias = Parameter(torch.zeros(invariants.shape[1]))
 
     def forward(self, y: Tensor) -> Tensor:
+        if self.irreps is not None and self.irreps.pays(y, self.weight, math.prod(y.shape[1:-2])):
+            return self.irreps.from_poses(y, self.weight, self.bias)
         bias = None if self.bias is None else self.invariants @ self.bias
         if self.frames is None:
             weight = self.weight.T.unflatten(0, (self.groups, -1))

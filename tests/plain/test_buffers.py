@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from escnn_attention.plain.buffers import ExactBuffers
+from escnn_attention.plain.buffers import Derived, ExactBuffers
 
 
 def values():
@@ -140,3 +140,46 @@ def test_several_constants_and_none():
     assert module.b.item() == math.pi
     assert torch.equal(module.a, torch.tensor(values()))
     assert not list(ExactBuffers().double().buffers())
+
+
+CHANGES = {
+    "in place": lambda linear: linear.weight.mul_(2),
+    "of the data": lambda linear: linear.weight.data.mul_(2),
+    "another tensor": lambda linear: setattr(linear.weight, "data", 2 * linear.weight.data),
+    "a state dict": lambda linear: linear.load_state_dict({"weight": 2 * linear.weight}),
+    "a step": lambda linear: (
+        setattr(linear.weight, "grad", linear.weight.clone()),
+        torch.optim.SGD(linear.parameters(), lr=1.0).step(),
+    ),
+    "the precision": lambda linear: linear.double(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@torch.no_grad()
+def test_what_follows_from_weights_is_kept_until_they_change(change):
+    linear, squares, made = torch.nn.Linear(3, 2, bias=False), Derived(), []
+
+    def square(weight):
+        made.append(weight.square())
+        return made[-1]
+
+    for _ in range(2):
+        assert squares.of(linear.weight, square, training=False) is made[0]
+    change(linear)
+    found = squares.of(linear.weight, square, training=False)
+    assert torch.equal(found, linear.weight.square())
+    assert found.dtype == linear.weight.dtype
+    assert len(made) == 2
+
+
+def test_nothing_is_kept_where_gradients_are_needed_or_a_program_is_made():
+    weight, squares = torch.ones(3, requires_grad=True), Derived()
+    assert squares.of(weight, torch.square, training=False).requires_grad
+    with torch.no_grad():
+        of_training = [squares.of(weight, torch.square, training=True) for _ in range(2)]
+        assert of_training[0] is not of_training[1]
+        squares.of(weight, torch.square, training=False)
+        assert copy.deepcopy(squares)._known is None
+        traced = torch.jit.trace(lambda w: squares.of(w, torch.square, False), weight.detach())
+        assert torch.equal(traced(2 * weight), 4 * torch.ones(3))

@@ -551,3 +551,23 @@ def test_queries_keys_and_values_are_taken_apart_alike_in_both_orders_of_memory(
         expected = 2 * torch.arange(1.0, 4.0).view(-1, 1, 1, 1, 1, 1) * by_group
         torch.testing.assert_close(grad, expected.detach())
         assert grad.stride() == made.stride()
+
+
+@pytest.mark.parametrize("kind", ["regular", "mixed"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_expanded_weights_are_kept_in_evaluation_and_follow_the_weights(monkeypatch, groups, kind):
+    gspace = GSPACES["D3"]()
+    in_type = rich_type(gspace) if kind == "mixed" else spaces.regular(gspace, 2)
+    made = to_poses(in_type, 4, groups=groups, bias=2)
+    x, expanded = torch.randn(1, 5, in_type.size, dtype=torch.float64), []
+    of_frames = type(made.frames)._expanded
+    monkeypatch.setattr(type(made.frames), "_expanded", lambda *args: (expanded.append(1), of_frames(*args))[1])
+    made.eval()
+    for step in range(3):
+        with torch.no_grad():
+            first, again = made(x), made(x)
+            assert torch.equal(first, again)
+            assert len(expanded) == step + 1
+        torch.testing.assert_close(first, made.train()(x))  # in which nothing is kept
+        expanded[step + 1 :] = []
+        made.eval().weight.data.add_(1)

@@ -1,0 +1,183 @@
+"""Maps to and from regular fields in irreps: beside the weights of all poses, in every layout and with gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import FieldType, GeometricTensor
+from torch.utils.checkpoint import checkpoint
+
+from escnn_attention.groups.fibers import fibers, frames, invariant_vectors
+from escnn_attention.nn import PoseLinear
+from escnn_attention.plain.irreps import Irreps
+from escnn_attention.plain.projections import FromPoses, ToPoses
+from tests.plain.test_projections import GSPACES, every_gspace, rich_type
+
+FIELDS = 4
+LARGE = {"full octahedral": gspaces.fullOctaOnR3, "full icosahedral": gspaces.fullIcoOnR3}
+MORE = {"icosahedral": gspaces.icoOnR3, "C7": lambda: gspaces.rot2dOnR2(7), "D8": lambda: gspaces.flipRot2dOnR2(8)}
+every_group = pytest.mark.parametrize(
+    "make",
+    [
+        *(pytest.param(make, id=name) for name, make in (GSPACES | MORE).items()),
+        *(pytest.param(make, id=name, marks=pytest.mark.exhaustive) for name, make in LARGE.items()),
+    ],
+)
+
+
+def field_type(gspace, kind):
+    return rich_type(gspace) if kind == "mixed" else FieldType(gspace, 3 * [gspace.regular_repr])
+
+
+def projection(in_type, groups, transposed):
+    """A projection in double precision, and the irreps of its features."""
+    torch.manual_seed(groups)
+    order, segments = fibers(in_type.gspace).order, frames(in_type, dual=transposed)
+    if transposed:
+        invariants = invariant_vectors(in_type)
+        made = FromPoses(segments, in_type.size, FIELDS, order, groups=groups, invariants=invariants)
+        irreps = Irreps(segments, FIELDS, groups, invariants)
+    else:
+        made = ToPoses(segments, in_type.size, FIELDS, order, groups=groups, bias=2)
+        irreps = Irreps(segments, FIELDS, groups)
+    torch.nn.init.normal_(made.bias)
+    return made.double(), irreps.double()
+
+
+def features(shape, layout):
+    """Random features ``(..., size)``: channel after channel, position after position, or at scattered points."""
+    batch, size = shape[0], shape[-1]
+    x = torch.randn(batch, size, 6, dtype=torch.float64).transpose(1, 2)
+    x = {"channels": x, "positions": x.contiguous(), "points": x.reshape(-1, 1, size).contiguous()}[layout]
+    return x.requires_grad_()
+
+
+def poses(in_type, groups, layout):
+    """Random regular fields in the layout that a map to them has."""
+    to = projection(FieldType(in_type.gspace, [in_type.gspace.regular_repr]), groups, False)
+    x = features((2, to[1].poses.shape[0]), layout)
+    return to[1].to_poses(x, to[0].weight, None).detach().requires_grad_()
+
+
+def computed(made, irreps, x):
+    """The map of x, and the gradients of a function of it."""
+    made.irreps = irreps
+    if irreps is not None:
+        irreps.pays = lambda *_: True
+    y = made(x)
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
+    with torch.no_grad():
+        alone = made(x)
+    return [y, alone, *torch.autograd.grad((y * weights).sum(), [x, made.weight, made.bias])]
+
+
+def assert_alike(found, expected, tolerance=1e-12):
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        torch.testing.assert_close(one, other, rtol=0, atol=tolerance * max(1.0, float(other.detach().abs().max())))
+
+
+@every_group
+def test_irreps_make_up_the_matrices_of_frames(make):
+    gspace = make()
+    for dual in (False, True):
+        for segment in frames(rich_type(gspace), dual=dual):
+            parts = [np.einsum("ajh,kjn,aki->hni", i.poses, i.weights, i.reads) for i in segment.irreps]
+            np.testing.assert_allclose(sum(parts), segment.matrices, atol=1e-12)
+    functions = np.concatenate([i.poses.reshape(-1, len(segment.matrices)) for i in segment.irreps])
+    np.testing.assert_allclose(functions @ functions.T, np.eye(len(functions)), atol=1e-12)
+
+
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("transposed", [False, True], ids=["to poses", "from poses"])
+@pytest.mark.parametrize("layout", ["channels", "positions", "points"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kind", ["regular", "mixed"])
+@every_gspace
+def test_the_map_of_the_expanded_weights(make, kind, groups, layout, transposed):
+    in_type = field_type(make(), kind)
+    made, irreps = projection(in_type, groups, transposed)
+    x = poses(in_type, groups, layout) if transposed else features((2, in_type.size), layout)
+    expected = computed(made, None, x)
+    assert_alike(computed(made, irreps, x), expected)
+    irreps.poses[-1] *= 1.01  # of a non-trivial irrep, or of the only one
+    with pytest.raises(AssertionError):
+        assert_alike(computed(made, irreps, x), expected)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["to poses", "from poses"])
+@pytest.mark.parametrize("layout", ["channels", "positions"])
+def test_second_derivatives(layout, transposed):
+    in_type = FieldType(GSPACES["C3"](), [GSPACES["C3"]().regular_repr])
+    made, irreps = projection(in_type, 1, transposed)
+    x = poses(in_type, 1, layout) if transposed else features((1, in_type.size), layout)
+
+    def mapped(x, weight, bias):
+        return (irreps.from_poses if transposed else irreps.to_poses)(x, weight, bias)
+
+    assert torch.autograd.gradgradcheck(mapped, (x, made.weight, made.bias), fast_mode=True)
+
+
+@pytest.fixture
+def layer():
+    torch.manual_seed(0)
+    hidden = FieldType(gspaces.flipRot2dOnR2(4), 32 * [gspaces.flipRot2dOnR2(4).regular_repr])
+    return PoseLinear(hidden, hidden)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The numbers of positions that were computed in irreps."""
+    found = []
+    of_irreps = Irreps.compute
+
+    def compute(self, x, *args, **kwargs):
+        found.append(x[..., 0].numel())
+        return of_irreps(self, x, *args, **kwargs)
+
+    monkeypatch.setattr(Irreps, "compute", compute)
+    return found
+
+
+def test_irreps_where_they_save_time(layer, calls):
+    x = torch.randn(1, layer.in_type.size, 32, 32)
+    layer.plain(x[..., :2, :2])
+    assert not calls
+    layer.plain(x)
+    assert calls == [32 * 32]
+    torch.compile(layer.plain, backend="eager")(x)
+    torch.export.export(layer.plain, (x,))
+    torch.func.vmap(layer.plain)(x[None])
+    assert len(calls) == 1
+    narrow = FieldType(layer.in_type.gspace, 2 * [layer.in_type.gspace.regular_repr])
+    assert PoseLinear(narrow, narrow).plain.projection.irreps is None
+
+
+def test_a_layer_that_uses_irreps_is_equivariant(layer, calls):
+    layer.double()
+    x = GeometricTensor(torch.randn(1, layer.in_type.size, 32, 32, dtype=torch.float64), layer.in_type)
+
+    def error():
+        with torch.no_grad():
+            y = layer(x)
+            each = ((layer(x.transform(g)).tensor - y.transform(g).tensor) for g in x.type.testing_elements)
+            return max(float(e.abs().max()) for e in each)
+
+    assert error() < 1e-10
+    assert calls
+    layer.plain.projection.irreps.poses[-1, 0] += 0.01
+    assert error() > 1e-4
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+def test_lower_precision_and_checkpointing(layer, calls, dtype, tolerance):
+    x = torch.randn(1, layer.in_type.size, 32, 32, requires_grad=True)
+    expected = torch.autograd.grad(layer.double().plain(x.double()).square().mean(), x)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        y = checkpoint(layer.float().plain, x, use_reentrant=False)
+        assert y.dtype == dtype
+    found = torch.autograd.grad(y.float().square().mean(), x)
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=tolerance * float(expected[0].abs().max()))
+    assert len(calls) == 5  # once more where the layer was checkpointed
