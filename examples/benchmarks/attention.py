@@ -1,14 +1,17 @@
-"""``dense``, ``rotary`` and ``compile``: attention that factorises, within and across frames, and compiled."""
+"""``dense``, ``rotary``, ``blocks`` and ``compile``: attention that factorises, within frames, in blocks, compiled."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
 
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
 from examples.benchmarks.measure import Subject
 from examples.benchmarks.references import platonic
 from examples.benchmarks.report import Report, Run, time
-from examples.benchmarks.subjects import attention, bare_attention, plain_attention, widened
+from examples.benchmarks.subjects import attention, bare_attention, gspace, plain_attention, torch_block, widened
 
 _THROUGHPUT = 70.0  # per cent of plain attention
 ORDER, HEAD = 24, 8  # of the octahedral group; channels of a head
@@ -69,6 +72,48 @@ def shared(report: Report, layer: str, ours: Subject) -> None:
     rows = [[each, *report.cost(each), "", ""], [one, *report.cost(one), *report.gains(each, one)]]
     columns = ["layer", "time", "memory", "times faster", "times smaller"]
     report.table("One score for all poses: forward and backward", columns, rows)
+
+
+def blocks(run: Run) -> Report:
+    """Pre-norm blocks with rotary attention within frames: in irreps, by expanded weights, and PyTorch's own.
+
+    Each frame has one head; PyTorch's block has heads of 64 channels.
+    """
+    report, rows = Report("blocks", run), []
+    grids = {"d4": ((16, 16), (16, 32)), "octahedral": ((4, 8, 8), (8, 8, 8)), "icosahedral": ((4, 8, 8), (8, 8, 8))}
+    cases = [(space, shape, width) for space, shapes in grids.items() for shape in shapes for width in (384, 768)]
+    for space, shape, width in [("d4", (16, 16), 128)] if run.quick else cases:
+        order, batch, tokens = gspace(space).fibergroup.order(), 1 if run.quick else 8, math.prod(shape)
+        fields = width // order
+        options = {"num_heads": 1, "head_fields": fields, "keys": "own", "encoding": "rotary", "norm": "pre"}
+        ours = partial(attention, space, shape, batch, fields, block=True, activation="gelu", **options)
+        name = f"{space}, {tokens} tokens, {fields * order} channels"
+        subjects = {
+            f"PyTorch, {name}": partial(torch_block, batch, tokens, fields * order),
+            f"expanded, {name}": partial(ours, form="expanded"),
+            f"irreps, {name}": ours,
+        }
+        report.measure(subjects)
+        scores = 7 * 2 * batch * tokens**2 * fields * order  # two products forward, five backward
+        _, expanded, irreps = (_products(subject) + scores for subject in subjects.values())
+        operations = report.check(f"{name}: operations, irreps / expanded", irreps / expanded, "≤", 0.5)
+        ratios = [operations]
+        for other, most in (("expanded", 0.8), ("PyTorch", 1.0)):
+            value = report.ratio(f"irreps, {name}", f"{other}, {name}")["seconds"]
+            ratios.append(report.check(f"{name}: time, irreps / {other}", value, "≤", most))
+        rows.append([name, *(cell for subject in subjects for cell in report.cost(subject)), *ratios])
+    kinds = [column for kind in ("PyTorch", "expanded", "irreps") for column in (kind, "memory")]
+    columns = ["block", *kinds, "operations", "time / expanded", "time / PyTorch"]
+    report.table("Blocks: forward and backward", columns, rows)
+    return report
+
+
+def _products(subject: Subject) -> int:
+    """Multiplications and additions of the matrix products in a step, without those of scores."""
+    step = subject()({"device": "cpu", "dtype": torch.float32})
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return sum(n for operator, n in counter.get_flop_counts()["Global"].items() if "attention" not in str(operator))
 
 
 def compiled(run: Run) -> Report:

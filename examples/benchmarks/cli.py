@@ -22,6 +22,7 @@ COMMANDS = {
         "attention within frames against Platonic Transformers, and one score for all poses",
         "attention:rotary",
     ),
+    "blocks": ("pre-norm blocks in irreps against expanded weights and PyTorch's own block", "attention:blocks"),
     "step": ("a training step, and its profile", *_STEPS.values()),
     "attentive": (
         "networks of attentive group convolutions against the published ones and without attention",

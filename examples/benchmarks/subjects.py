@@ -1,8 +1,8 @@
 """The subjects of this package, of torch and of escnn.
 
-Spaces are given by name: the plane with the group ``cN`` or ``dN``, or space with the group ``octahedral``. Layers map
-regular fields to equally many. Points are random, one per unit of area or volume. Other options are those of the layer
-or network.
+Spaces are given by name: the plane with the group ``cN`` or ``dN``, or space with the group ``octahedral`` or
+``icosahedral``. Layers map regular fields to equally many. Points are random, one per unit of area or volume. Other
+options are those of the layer or network.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from escnn_attention import CudaGraphs, GroupSelfAttention, PairKernel, PointSelfAttention, TransformerBlock, functional
 from escnn_attention.models import AllCNNC, GroupCNN, GSANet, PointTransformer
+from escnn_attention.plain.projections import FromPoses, ToPoses
 from examples.benchmarks.measure import Build, Place, Step, gradient_step, training_step
 
 NETWORKS = {
@@ -36,11 +37,11 @@ NETWORKS = {
 
 def gspace(name: str) -> GSpace:
     """A space by its name."""
-    if name == "octahedral":
-        return gspaces.octaOnR3()
+    if name in ("octahedral", "icosahedral"):
+        return gspaces.octaOnR3() if name == "octahedral" else gspaces.icoOnR3()
     match = re.fullmatch(r"([cd])(\d+)", name)
     if match is None:
-        raise ValueError(f"space: got {name!r}, needed cN, dN or octahedral")
+        raise ValueError(f"space: got {name!r}, needed cN, dN, octahedral or icosahedral")
     if name == "c1":
         return gspaces.trivialOnR2()
     return (gspaces.rot2dOnR2 if match[1] == "c" else gspaces.flipRot2dOnR2)(int(match[2]))
@@ -57,8 +58,8 @@ def attention(
 ) -> Build:
     """Group self-attention on a grid, or with ``block=True`` a transformer block around it.
 
-    The form is the escnn ``"module"``, or that as a CUDA ``"graph"``; the ``"exported"`` torch module, or that
-    ``"compiled"``, or ``"recorded"``: compiled and launched as a CUDA graph.
+    The form is the escnn ``"module"``, or that as a CUDA ``"graph"``, or ``"expanded"`` without irreps; the
+    ``"exported"`` torch module, or that ``"compiled"``, or ``"recorded"``: compiled and launched as a CUDA graph.
     """
     make = TransformerBlock if options.pop("block", False) else GroupSelfAttention
     if form in ("compiled", "recorded"):
@@ -69,7 +70,11 @@ def attention(
         kind = regular(space, fields)
         layer = make(kind, kind, **{"kernel_size": None, "num_heads": 9, "head_fields": 10, **options}).to(**place)
         x = torch.randn(batch, kind.size, *shape, **place)
-        if form in ("module", "graph"):
+        if form in ("module", "graph", "expanded"):
+            if form == "expanded":
+                for part in layer.modules():
+                    if isinstance(part, (ToPoses, FromPoses)):
+                        part.irreps = None
             run = CudaGraphs(layer) if form == "graph" else layer
             return gradient_step(lambda x: run(kind(x)).tensor, [x], layer.parameters())
         module = layer.export()
@@ -91,6 +96,28 @@ def convolution(
         run = CudaGraphs(layer) if form == "graph" else layer
         x = torch.randn(batch, kind.size, *shape, **place)
         return gradient_step(lambda x: run(kind(x)).tensor, [x], layer.parameters())
+
+    return build
+
+
+def torch_block(batch: int, tokens: int, channels: int, head: int = 64) -> Build:
+    """PyTorch's own pre-norm block with GELU, of hidden layers twice as wide."""
+
+    def build(place: Place) -> Step:
+        norms = torch.nn.ModuleList(torch.nn.LayerNorm(channels) for _ in range(2))
+        sizes = ((channels, 3 * channels), (channels, channels), (channels, 2 * channels), (2 * channels, channels))
+        project, out, expand, contract = linear = torch.nn.ModuleList(torch.nn.Linear(*size) for size in sizes)
+        heads = max(1, channels // head)
+        while channels % heads:
+            heads -= 1
+
+        def forward(x: Tensor) -> Tensor:
+            q, k, v = project(norms[0](x)).view(batch, tokens, 3, heads, -1).permute(2, 0, 3, 1, 4)
+            x = x + out(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            return x + contract(torch.nn.functional.gelu(expand(norms[1](x))))
+
+        parts = torch.nn.ModuleList([norms, linear]).to(**place)
+        return gradient_step(forward, [torch.randn(batch, tokens, channels, **place)], parts.parameters())
 
     return build
 
