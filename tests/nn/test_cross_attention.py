@@ -803,6 +803,31 @@ def test_windows_between_points_and_grids(size, window):
     assert (layer(moved, grid).tensor - layer(at, grid).tensor).abs().max() > 1e-6
 
 
+def farthest(coords, number):
+    """The recipe of the documentation: each point the farthest from those before it."""
+    distance, chosen = (coords - coords.mean(0)).norm(dim=1), []
+    for _ in range(number):
+        chosen.append(int(distance.argmax()))
+        from_it = (coords - coords[chosen[-1]]).norm(dim=1)
+        distance = from_it if len(chosen) == 1 else torch.minimum(distance, from_it)
+    return chosen
+
+
+@pytest.mark.parametrize("choose", [farthest, lambda coords, number: coords[:, 0].argsort()[:number]])
+def test_fewer_points_and_back(choose):
+    """Equivariant where the choice of the points is invariant; the leftmost points are no such choice."""
+    fields = mixed(D4)
+    options = {"head_fields": 4, "num_neighbours": 3}
+    pool, back = (drawn(GroupCrossAttention(fields, fields, fields, **options)) for _ in range(2))
+
+    def network(x):
+        some = choose(x.coords, 4)
+        return back(x, pool(GeometricTensor(x.tensor[some], fields, x.coords[some]), x))
+
+    network.space, x = D4, points_of(fields, 12)
+    assert (error_of(network, x) < TOLERANCE) == (choose is farthest)
+
+
 def test_points_that_do_not_fit():
     tokens, atoms = regular(sequence(C4), 1), regular(C4, 1)
     layer, window = GroupCrossAttention(tokens, atoms, tokens).double(), GroupCrossAttention(atoms, atoms, atoms, 1, 3)

@@ -854,6 +854,22 @@ def test_other_grids_of_outputs_commute_with_the_group(name, encoding, resamplin
         assert grid_error(layer, x) > 1e-5
 
 
+@pytest.mark.parametrize("resampling", [{"stride": 2}, {"scale_factor": 2}], ids=str)
+def test_programs_of_other_grids_of_outputs(resampling):
+    """For any number of images; and gradients through a checkpoint."""
+    fields = regular(C4, 1)
+    layer = drawn(GroupSelfAttention(fields, fields, 1, 3, head_fields=2, **resampling))
+    x = random_field(fields, 5, 5).tensor
+    images = ({0: torch.export.Dim("images", min=1)},)
+    program = torch.export.export(layer.export(), (x,), dynamic_shapes=images).module()
+    more = torch.cat([x, x, x])
+    torch.testing.assert_close(program(more), layer(fields(more)).tensor)
+    x.requires_grad_()
+    outputs = layer(fields(x)).tensor, torch.utils.checkpoint.checkpoint(layer, fields(x), use_reentrant=False).tensor
+    gradients = [torch.autograd.grad(y.sin().sum(), x)[0] for y in outputs]
+    torch.testing.assert_close(*gradients)
+
+
 def test_options_that_outputs_elsewhere_do_not_have():
     fields, tokens = regular(C4, 1), regular(sequence_space(C4.fibergroup), 1)
     for types, options, message in (
