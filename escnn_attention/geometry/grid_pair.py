@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -12,7 +13,7 @@ from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.lattice import SharedRows, everything, indices, longest_square, ravel, to_space
 from escnn_attention.geometry.windows import Blocks, WindowShape
 
-__all__ = ["GridPair"]
+__all__ = ["GridPair", "cell_of", "cell_tables"]
 
 
 class GridPair:
@@ -95,6 +96,74 @@ def _steps(
     step = 2 * math.gcd(query_spacing, key_spacing) or 1
     ends = [query_spacing * (n - 1) + key_spacing * (m - 1) for n, m in zip(query_shape, key_shape, strict=True)]
     return step, [2 * end // step + 1 for end in ends]
+
+
+def cell_of(query_spacing: int, key_spacing: int) -> tuple[int, int]:
+    """How many queries and how many keys lie in a cell along an axis: whatever its number, they lie alike in all.
+
+    Example:
+        >>> from escnn_attention.geometry.grid_pair import cell_of
+        >>> cell_of(1, 2), cell_of(6, 4)
+        ((2, 1), (2, 3))
+    """
+    common = math.gcd(query_spacing, key_spacing)
+    return key_spacing // common, query_spacing // common
+
+
+@constant_tables
+def cell_tables(
+    query_shape: tuple[int, ...],
+    query_spacing: int,
+    key_shape: tuple[int, ...],
+    key_spacing: int,
+    kernel_size: int | None,
+    window_shape: WindowShape,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The keys that queries see, told by cells.
+
+    Position number b along an axis lies in cell b // n, where it is in slot b % n of the n of a cell. Slots are counted
+    as the positions of a grid are.
+
+    Returns:
+        ``query_shape`` and ``key_shape`` as tensors; for every key of a query in each slot the number of cells from one
+        to the other along the axes, the slot of the key, and the row of :attr:`GridPair.offsets`, ``(K, d + 2)``; and
+        where those of each slot begin, and the last end, ``(slots + 1,)``.
+
+    Example:
+        >>> from escnn_attention.geometry.grid_pair import cell_tables
+        >>> *_, keys, starts = cell_tables((4,), 1, (2,), 2, 1, "square")  # queries at -1.5 to 1.5, keys at -1 and 1
+        >>> keys.tolist(), starts.tolist()  # the first query of a cell sees the key half a step behind it
+        ([[0, 0, 1], [0, 0, 0]], [0, 1, 2])
+    """
+    queries, keys = cell_of(query_spacing, key_spacing)
+    step, counts = _steps(query_shape, query_spacing, key_shape, key_spacing)
+    lookup = _pair_tables(
+        *(query_shape, query_spacing, key_shape, key_spacing, kernel_size, window_shape),
+        *(torch.float64, torch.device("cpu")),
+    )[3]
+    found, dim = [], len(query_shape)
+    for slot in itertools.product(range(queries), repeat=dim):
+        axes = []
+        for at, n, m, number in zip(slot, query_shape, key_shape, counts, strict=True):
+            key = torch.arange(-keys * ((n - 1) // queries), m)
+            # Twice the offset, from the farthest one on.
+            offset = 2 * (key_spacing * key + query_spacing * (n - 1 - at))
+            seen = (offset >= 0) & (offset < step * number)
+            if kernel_size is not None:
+                away = offset - query_spacing * (n - 1) - key_spacing * (m - 1)
+                seen &= away.abs() < kernel_size * key_spacing
+            axes.append((key[seen], offset[seen] // step))
+        places, boxes = (indices([axis[i] for axis in axes]) for i in (0, 1))
+        row = torch.zeros(len(boxes), dtype=torch.long)
+        slot_of_key = torch.zeros_like(row)
+        for axis, number in enumerate(counts):
+            row = row * number + boxes[:, axis]
+            slot_of_key = slot_of_key * keys + places[:, axis] % keys
+        row = lookup[row]
+        cells = places.div(keys, rounding_mode="floor")
+        found.append(torch.cat([cells, slot_of_key.unsqueeze(1), row.unsqueeze(1)], dim=1)[row >= 0])
+    starts = torch.tensor([0, *(len(t) for t in found)]).cumsum(0)
+    return torch.tensor(query_shape), torch.tensor(key_shape), torch.cat(found), starts
 
 
 @constant_tables

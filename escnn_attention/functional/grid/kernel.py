@@ -48,7 +48,9 @@ class Arguments(NamedTuple):
             window.
         seed: ``(1,)``; for dropout.
         num_poses: :math:`|H|`.
-        shape: the grid.
+        shape: the grid of the queries.
+        key_shape: that of the keys.
+        spacings: of both, where they are two grids; none where they are one.
         kernel_size, window, dilation: the window; a size of 0 is everything, or all up to now in a causal one.
         sum_query_poses: whether every output pose has all query poses.
         dropout: the probability.
@@ -66,6 +68,8 @@ class Arguments(NamedTuple):
     seed: Tensor | None
     num_poses: int
     shape: list[int]
+    key_shape: list[int]
+    spacings: list[int]
     kernel_size: int
     window: WindowShape
     dilation: int
@@ -153,9 +157,9 @@ class GridLoop:
         window = positions.window
         cos = sin = readout = None
         if not positions.complete:
-            bias = bias.explicit(positions)
+            bias = bias.explicit(call.offsets)
             # What is beyond the grid would be places that are not there.
-            window, rows = trimmed(positions.shape, window)
+            window, rows = trimmed(positions.shape, window) if call.one_set else (window, None)
             if rows is not None and bias.spatial is not None:
                 bias = replace(bias, spatial=bias.spatial[:, :, rows])
         elif bias.waves is not None:
@@ -170,6 +174,8 @@ class GridLoop:
             seed=torch.randint(2**62, (1,), device=q.device) if call.dropout else None,
             num_poses=bias.num_poses,
             shape=list(positions.shape),
+            key_shape=list(call.key_grid.shape),
+            spacings=[] if call.one_set else [positions.spacing, call.key_grid.spacing],
             kernel_size=window.kernel_size or 0,
             window=window.shape,
             dilation=window.dilation,
@@ -198,9 +204,12 @@ def _plainly(call: Arguments) -> Tensor:
     window = Window(call.kernel_size or None, call.window, call.dilation)
     if window.looks_everywhere and call.spatial is None:
         return _everything_at_once(call, query)
-    grid = Grid(tuple(call.shape), window, device=call.q.device)
+    of_queries, of_keys = call.spacings or (1, 1)
+    grid = keys = Grid(tuple(call.shape), window, device=call.q.device, spacing=of_queries)
+    if call.spacings:
+        keys = Grid(tuple(call.key_shape), Window(), device=call.q.device, spacing=of_keys)
     bias = PositionalBias(call.num_poses, call.spatial, call.pose)
-    return portable.attention(GridCall(call.q, call.k, call.v, bias, grid, grid, query=query, dropout=call.dropout))
+    return portable.attention(GridCall(call.q, call.k, call.v, bias, grid, keys, query=query, dropout=call.dropout))
 
 
 def _everything_at_once(call: Arguments, query: QueryMode) -> Tensor:
@@ -227,9 +236,8 @@ def empty_output(call: Arguments) -> Tensor:
 
 
 @constant_tables
-def steps_of(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int) -> tuple[Tensor, int]:
-    """The offsets of a window in positions along each axis, ``(L, dim)``, and the longest along any."""
+def steps_of(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int) -> Tensor:
+    """The offsets of a window in positions along each axis, ``(L, dim)``."""
     if not shape:
-        return torch.zeros(1, 0, dtype=torch.long), 0
-    steps = (dilation if kernel_size else 1) * steps_within(shape, kernel_size or None, window)
-    return steps.contiguous(), int(steps.abs().max())
+        return torch.zeros(1, 0, dtype=torch.long)
+    return ((dilation if kernel_size else 1) * steps_within(shape, kernel_size or None, window)).contiguous()

@@ -32,6 +32,7 @@ from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.native.arguments import Array, num_threads
 from escnn_attention.functional.native.build import FOLDER, Kernel, archive, why_no_compiler
 from escnn_attention.geometry.cache import constant_result, constant_tables
+from escnn_attention.geometry.grid_pair import cell_of, cell_tables
 from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
 
 __all__ = ["KERNEL", "NUMBERS_PER_CHUNK", "attention", "why_not_built", "why_unsupported"]
@@ -67,16 +68,27 @@ class LoopArguments(NamedTuple):
     amplitudes: Annotated[
         Tensor | None, Array("heads, images, positions, query_poses, num_waves", "of the queries", gradient="void")
     ]
-    shape: Annotated[Tensor, Array("dim", element="int64_t")]
-    steps: Annotated[Tensor, Array("offsets, dim", "in positions", element="int64_t")]
+    shape: Annotated[Tensor, Array("dim", "of the grid of the queries", element="int64_t")]
+    key_shape: Annotated[Tensor, Array("dim", "of that of the keys", element="int64_t")]
+    steps: Annotated[
+        Tensor,
+        Array(
+            "neighbours, dim + 2",
+            "cells to a key along each axis, its slot, the row of its offset",
+            element="int64_t",
+        ),
+    ]
+    starts: Annotated[
+        Tensor, Array("slots + 1", "of the neighbours of the queries of each slot, and their end", element="int64_t")
+    ]
     seed: Annotated[Tensor | None, Array("1", "of dropout", element="int64_t")]
     num_poses: Annotated[int, "of the output"]
     everything: Annotated[bool, "whether queries see all keys, without a table; the grid has one axis then"]
     in_window: Annotated[bool, "whether queries see the keys of a window"]
-    pad: Annotated[int, "places after every row that are no positions of it"]
-    reach: Annotated[int, "the longest step along an axis"]
+    queries_of_cell: Annotated[int, "along an axis"]
+    keys_of_cell: Annotated[int, "along an axis"]
     torus_from: Annotated[int, "the first axis of which both ends meet, as those of all behind it do; dim for none"]
-    rows: Annotated[int, "of a band"]
+    chunk: Annotated[int, "how many numbers are laid out at once"]
     parts: Annotated[int, "of a batch, in each of which the gradients of tables are added up"]
     sum_query_poses: Annotated[bool, "whether every output pose sums over the query poses"]
     dropout: Annotated[float, "the probability"]
@@ -103,12 +115,13 @@ def why_unsupported(call: GridCall) -> str | None:
     if reason := why_not_on_the_cpu(call) or why_unsupported_grid(call):
         return reason
     positions = call.query_grid
-    if not call.one_set and not (positions.complete and call.bias.spatial is None):
-        return "keys have other positions than queries, and the encoding is no product of terms of both"
-    if positions.window.kernel_size is None and (call.bias.spatial is not None or not positions.complete):
+    has_table = call.bias.spatial is not None or not positions.complete
+    if has_table and not (positions.spacing and call.key_grid.spacing):
+        return "queries and keys of different spaces have no table of offsets"
+    if positions.window.kernel_size is None and has_table:
         if not positions.shape:
             return "there is no base space for a table of offsets"
-        if len(positions.offsets) * call.bias.num_poses > _MOST_KEYS:
+        if len(call.offsets.offsets) * call.bias.num_poses > _MOST_KEYS:
             return f"without a window it serves at most {_MOST_KEYS} offsets and poses"
     return why_not_built(working_precision(call.q.dtype))
 
@@ -146,12 +159,16 @@ def _prepared(call: Arguments) -> LoopArguments:
     """The arguments as the loop reads them."""
     q, everything = call.q, not call.kernel_size and call.spatial is None and not is_causal(call.window)
     heads, images, positions, _, channels = q.shape
+    parts = torch.sym_min(images, max(1, _PARTS // heads) if everything else _PARTS)
+    cell = (1, 1)
     if everything:
-        space = _Space(*_line(positions))
-        rows, parts = positions, torch.sym_min(images, max(1, _PARTS // heads))
+        space = _line(positions)
+    elif call.spacings:
+        (query_spacing, key_spacing), size = call.spacings, call.kernel_size or None
+        of_pair = (tuple(call.shape), query_spacing, tuple(call.key_shape), key_spacing, size, call.window)
+        space, cell = _Space(*cell_tables(*of_pair)), cell_of(query_spacing, key_spacing)
     else:
         space = _space(tuple(call.shape), call.kernel_size, call.window, call.dilation)
-        rows, parts = _rows(call, space.pad, space.reach), torch.sym_min(images, _PARTS)
     return LoopArguments(
         q.contiguous(),
         call.k.contiguous(),
@@ -161,15 +178,17 @@ def _prepared(call: Arguments) -> LoopArguments:
         waves=_waves(call),
         amplitudes=None if call.readout is None else _amplitudes(q, call.readout),
         shape=space.shape,
+        key_shape=space.key_shape,
         steps=space.steps,
+        starts=space.starts,
         seed=call.seed,
         num_poses=call.num_poses,
         everything=everything,
-        in_window=space.in_window,
-        pad=space.pad,
-        reach=space.reach,
-        torus_from=space.torus_from,
-        rows=rows,
+        in_window=call.kernel_size > 0 or is_causal(call.window),
+        queries_of_cell=cell[0],
+        keys_of_cell=cell[1],
+        torus_from=int(is_causal(call.window)) if is_circular(call.window) else len(space.shape),
+        chunk=call.chunk,
         parts=parts,
         sum_query_poses=call.sum_query_poses,
         dropout=call.dropout,
@@ -184,33 +203,28 @@ def _packaged(call: Arguments) -> Tensor:
 
 
 class _Space(NamedTuple):
-    """A grid and a window as the loop has them: see :class:`LoopArguments`."""
+    """Grids and a window as the loop has them: see :class:`LoopArguments`."""
 
     shape: Tensor
+    key_shape: Tensor
     steps: Tensor
-    in_window: bool = False
-    pad: int = 0
-    reach: int = 0
-    torus_from: int = 1
+    starts: Tensor
 
 
 @constant_tables
 def _space(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int) -> _Space:
-    """A grid with a window, or with all offsets."""
-    steps, reach = steps_of(shape, kernel_size, window, dilation)
-    causal, circular = is_causal(window), is_circular(window)
-    # Across the edge in front of a row, and across that behind it.
-    pad = 2 * reach if circular else reach
-    return _Space(
-        *(torch.tensor(shape), steps, kernel_size > 0 or causal, pad, reach),
-        torus_from=int(causal) if circular else len(shape),
-    )
+    """A grid with a window, or with all offsets: cells of one position."""
+    steps = steps_of(shape, kernel_size, window, dilation)
+    number = torch.arange(len(steps)).unsqueeze(1)
+    of_cells = torch.cat([steps, torch.zeros_like(number), number], dim=1)
+    return _Space(torch.tensor(shape), torch.tensor(shape), of_cells, torch.tensor([0, len(steps)]))
 
 
 @constant_tables
-def _line(positions: int) -> tuple[Tensor, Tensor]:
+def _line(positions: int) -> _Space:
     """Positions that all see each other as the loop has them: a line of them, and no offsets."""
-    return torch.tensor([positions]), torch.zeros(0, 1, dtype=torch.long)
+    shape = torch.tensor([positions])
+    return _Space(shape, shape, torch.zeros(0, 3, dtype=torch.long), torch.zeros(2, dtype=torch.long))
 
 
 def _waves(call: Arguments) -> Tensor | None:
@@ -221,16 +235,6 @@ def _waves(call: Arguments) -> Tensor | None:
 def _amplitudes(q: Tensor, readout: Tensor) -> Tensor:
     """Amplitudes of the waves that every query sees, ``(M, B, N, J, 2F)``."""
     return (q.flatten(1, -2) @ readout).unflatten(1, q.shape[1:-1])
-
-
-def _rows(call: Arguments, pad: int, reach: int) -> int:
-    """The rows of a band, as many as the chunk allows for."""
-    query_poses, channels = call.q.shape[3:]
-    pairs_of_poses = call.num_poses * (query_poses if call.sum_query_poses else 1)
-    row = math.prod(n + pad for n in call.shape[1:])
-    of_queries = (2 * query_poses + call.num_poses) * channels + pairs_of_poses
-    of_keys = 4 * call.k.shape[3] * channels
-    return max(1, min(call.shape[0], (call.chunk // row - 2 * reach * of_keys) // (of_queries + of_keys)))
 
 
 def _empty_sums(call: Arguments) -> Tensor:

@@ -101,14 +101,14 @@ def gradients_of_terms(of_tables: list[Tensor], call: Arguments, factor: float =
 def grid_constants(call: Arguments) -> dict[str, int]:
     """The sides of the grid, as three, and the number of offsets."""
     n0, n1, n2 = _sides(tuple(call.shape))
-    offsets = len(steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation)[0])
+    offsets = len(steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation))
     return {"n0": n0, "n1": n1, "n2": n2, "L": offsets}
 
 
 @constant_tables
 def steps(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int, device: torch.device) -> Tensor:
     """The offsets of a window, ``(L, 4)``: along each of three axes, and in the number of the position."""
-    offsets, _ = steps_of(shape, kernel_size, window, dilation)
+    offsets = steps_of(shape, kernel_size, window, dilation)
     offsets = F.pad(offsets, (3 - len(shape), 0))
     _, rows, columns = _sides(shape)
     far = offsets @ torch.tensor([rows * columns, columns, 1])

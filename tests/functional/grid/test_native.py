@@ -1,18 +1,24 @@
 """The loop that is compiled for the machine, against the formula."""
 
+import ctypes
 import itertools
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.functional import PositionalBias, Waves, attention, working_memory
+from escnn_attention.functional import ON_GRIDS, PositionalBias, Waves, attention, working_memory
 from escnn_attention.functional.grid import native
 from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.functional.native import build as compiled
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Window
-from tests.functional.cases import assert_same, case, cases, doubled, outputs_and_gradients, refusal
+from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
 from tests.functional.precise import EXTENDED, errors, exact, mean_ratio
 
 if reason := native.why_not_built(torch.float64):
@@ -144,23 +150,24 @@ def test_is_one_node_for_compilers():
     assert_same([compiled_function(q, k, v)], [function(q, k, v)])
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory cannot be reset")
 def test_holds_a_bounded_chunk_of_an_image():
     """Its threads lay out bands of rows, as many as fit."""
-    grid, call = (200, 100), None
+    call, held = between((400, 400), (200, 200), (1, 2), Window(3), 1, 1, 1, heads=1, batch=1), {}
+    call = replace(call, bias=PositionalBias(1))
+    with torch.no_grad():
+        native._loop(call, 2**12)
+        for chunk in (2**12, 2**24):  # all of the image at once takes about 10 MB
+            ctypes.CDLL(None).malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text("5")
+            before = _megabytes("VmRSS")
+            native._loop(call, chunk)
+            held[chunk] = _megabytes("VmHWM") - before
+    assert held[2**12] + 4 < held[2**24] < 30
 
-    def watched(arguments):
-        nonlocal call
-        call = arguments
-        return native._forward_pass(arguments)
 
-    loop = native.GridLoop("native_watched", watched, native._backward_pass, native._empty_sums)
-    tensors, positions, terms = case(4, 4, 4, grid, Window(5), {"spatial"}, heads=1, batch=1, dtype=torch.float32)
-    for chunk in (2**14, 2**18):
-        loop(GridCall(*tensors, terms, positions, positions), chunk)
-        rows, row = native._rows(call, pad=2, reach=2), 102
-        held = row * (rows * (2 + 1) * 4 * 3 + rows * 4 + (rows + 4) * 4 * 4 * 3)
-        assert rows == 1 or 0.5 * chunk < held <= chunk
-        assert rows > 1 or chunk == 2**14
+def _megabytes(name):
+    return int(re.search(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
 
 
 def test_refuses_what_it_cannot_serve(monkeypatch):
@@ -241,3 +248,107 @@ def test_errors_do_not_grow_with_the_number_of_keys(window, kinds):
         ours, theirs = (((t.double() - e).norm() / e.norm()).item() for t in (a, b))
         assert ours <= 2 * max(theirs, 2e-7)
         assert (a.double() - e).abs().max() <= 1.2e-6 * e.abs().max()
+
+
+PAIRS = [
+    ((8, 8), (4, 4), (1, 2), Window(5)),
+    ((4, 6), (8, 12), (2, 1), Window(5, "disc")),
+    ((9, 7), (5, 4), (1, 2), Window(3)),  # what a stride of 2 leaves of an odd grid
+    ((40,), (60,), (3, 2), Window(7)),
+    ((12,), (3,), (1, 4), Window(1)),
+    ((6, 4, 2), (3, 2, 1), (1, 2), Window(3)),
+    ((4, 2), (6, 3), (3, 2), Window()),
+    ((3, 3), (9, 9), (3, 1), Window()),
+    ((5, 6), (2, 9), (2, 4), Window()),  # of other extents
+]
+"""The shapes of two grids, their spacings, and the window."""
+
+
+def between(shape, key_shape, spacings, window, order=3, key_poses=4, channels=3, heads=2, batch=2, query="own"):
+    """A call with a table of offsets between two grids."""
+    grid, keys = Grid(shape, window, spacing=spacings[0]), Grid(key_shape, Window(), spacing=spacings[1])
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*size):
+        return torch.randn(size, generator=generator, dtype=torch.float64).requires_grad_()
+
+    q = random(heads, batch, grid.num_positions, order, channels)
+    k, v = (random(heads, batch, keys.num_positions, key_poses, channels) for _ in range(2))
+    table = random(heads, order, len(GridPair(grid, keys).offsets), channels)
+    bias = PositionalBias(order, table, random(1, order, key_poses, channels))
+    return GridCall(q, k, v, bias, grid, keys, query=query)
+
+
+def results(call, backend, dtype=torch.float64):
+    """The output of a call, and the gradients of its tensors."""
+    (q, k, v), terms = doubled((call.q, call.k, call.v), call.bias)
+    found = [t.detach().to(dtype).requires_grad_() for t in leaves((q, k, v), terms)]
+    bias = replace(terms, spatial=found[3], pose=found[4])
+    out = ON_GRIDS.compute(replace(call, q=found[0], k=found[1], v=found[2], bias=bias), backend)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    return [out, *torch.autograd.grad((out * weight).sum(), found)]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@pytest.mark.parametrize(("order", "key_poses", "channels"), [(1, 1, 1), (5, 6, 9), (3, 3, 4)])
+def test_two_grids_as_the_reference(pair, query, order, key_poses, channels):
+    call = between(*pair, order, key_poses, channels, query=query)
+    expected = results(call, "reference")
+    for memory in (1, 2**26):  # bands of few rows, and of all
+        with working_memory(memory):
+            assert_same(results(call, "native"), expected, 1e-12)
+    single = {b: results(call, b, torch.float32) for b in ("native", "blocked")}
+    for ours, theirs, exactly in zip(single["native"], single["blocked"], expected, strict=True):
+        error, other = ((t.double() - exactly).norm() for t in (ours, theirs))
+        assert error <= 2 * max(other, 2e-7 * exactly.norm()) + 1e-6
+
+
+@pytest.mark.parametrize("pair", [PAIRS[2], PAIRS[6]], ids=str)
+def test_two_grids_in_any_number_of_threads(pair):
+    call, before = between(*pair, batch=5), torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(results(call, "native"))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_dropout_between_two_grids_is_that_of_the_backward_pass(query):
+    call = replace(between((6, 4), (3, 2), (1, 2), Window(3), 2, 2, batch=1, query=query), dropout=0.4)
+
+    def function(q, k, v, table):
+        torch.manual_seed(3)
+        found = replace(call, q=q, k=k, v=v, bias=replace(call.bias, spatial=table))
+        return ON_GRIDS.compute(found, "native")
+
+    inputs = (call.q, call.k, call.v, call.bias.spatial)
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+    whole = function(*inputs)
+    with working_memory(1):
+        torch.testing.assert_close(function(*inputs), whole)
+    assert not torch.allclose(whole, ON_GRIDS.compute(replace(call, dropout=0.0), "native"), rtol=1e-3)
+
+
+@pytest.mark.parametrize("pair", [PAIRS[0], PAIRS[1], ((8, 8), (32, 32), (4, 1), Window(3))], ids=str)
+def test_what_is_not_finite_stays_in_its_window_between_two_grids(pair):
+    call = between(*pair, order=2, key_poses=2, batch=1)
+    with torch.no_grad():
+        call.v[:, 0, 0, 0, 0], call.k[:, 0, -1, 1, 2] = torch.inf, torch.nan
+        out = ON_GRIDS.compute(call, "native")
+    queries, keys = torch.arange(call.q.shape[2])[:, None], torch.tensor([0, call.k.shape[2] - 1])
+    seen = (call.offsets.rows(queries, keys) >= 0).any(1)
+    assert torch.equal(out.isfinite().all(-1).all(-1)[0, 0], ~seen)
+    assert seen.sum() < len(seen)
+
+
+def test_two_spaces_have_no_table():
+    call = between((5,), (4,), (0, 1), Window())
+    with pytest.raises(ValueError, match="queries and keys of different spaces"):
+        ON_GRIDS.compute(call, "native")
+    assert_same(results(call, "auto"), results(call, "reference"))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escnn_attention.functional import ON_GRIDS, PositionalBias, Waves, attention
-from escnn_attention.functional.grid import portable
+from escnn_attention.functional.grid import native, portable
 from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
@@ -194,6 +194,7 @@ def test_two_sets_as_the_reference(grids, kind, data):
     for backend in ("reference", "blocked", "auto"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(portable, "SCORES_PER_IMAGE", scores)
+            patch.setattr(native, "NUMBERS_PER_CHUNK", scores)
             out = ON_GRIDS.compute(call, backend)
         weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         found[backend] = [out, *torch.autograd.grad((out * weight).sum(), wanted, allow_unused=True)]

@@ -14,8 +14,10 @@ extern "C" struct Arguments {
     const void* pose;  // (pose_heads, num_poses, key_poses, channels), or null
     const void* waves;  // (wave_heads, num_poses, wave_positions, num_waves), cosines and sines, of the queries and behind them of keys elsewhere, or null
     const void* amplitudes;  // (heads, images, positions, query_poses, num_waves), of the queries, or null
-    const int64_t* shape;  // (dim)
-    const int64_t* steps;  // (offsets, dim), in positions
+    const int64_t* shape;  // (dim), of the grid of the queries
+    const int64_t* key_shape;  // (dim), of that of the keys
+    const int64_t* steps;  // (neighbours, dim + 2), cells to a key along each axis, its slot, the row of its offset
+    const int64_t* starts;  // (slots + 1), of the neighbours of the queries of each slot, and their end
     const int64_t* seed;  // (1), of dropout, or null
     void* out;  // (heads, images, positions, num_poses, channels), or null
     void* sums;  // (heads, images, 2, num_poses or 1, query_poses, positions), the largest scores, and what makes sums 1, or null
@@ -30,10 +32,10 @@ extern "C" struct Arguments {
     int64_t num_poses;  // of the output
     int64_t everything;  // whether queries see all keys, without a table; the grid has one axis then
     int64_t in_window;  // whether queries see the keys of a window
-    int64_t pad;  // places after every row that are no positions of it
-    int64_t reach;  // the longest step along an axis
+    int64_t queries_of_cell;  // along an axis
+    int64_t keys_of_cell;  // along an axis
     int64_t torus_from;  // the first axis of which both ends meet, as those of all behind it do; dim for none
-    int64_t rows;  // of a band
+    int64_t chunk;  // how many numbers are laid out at once
     int64_t parts;  // of a batch, in each of which the gradients of tables are added up
     int64_t sum_query_poses;  // whether every output pose sums over the query poses
     int64_t heads;
@@ -44,8 +46,9 @@ extern "C" struct Arguments {
     int64_t key_positions;
     int64_t key_poses;
     int64_t dim;
-    int64_t offsets;
+    int64_t neighbours;
     int64_t spatial_heads;
+    int64_t offsets;
     int64_t pose_heads;
     int64_t wave_heads;
     int64_t wave_positions;

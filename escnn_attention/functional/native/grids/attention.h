@@ -35,7 +35,7 @@ template <class Pass> int run(const Arguments& call, const Layout& layout, const
         const int64_t first = part * call.images / call.parts, last = (part + 1) * call.images / call.parts;
         for (int64_t image = first, vectors = 0; image < last; image++) {
             pass.work(head, image);
-            vectors += layout.vectors;
+            vectors += int64_t(layout.places.size()) * layout.slots;
             if (vectors < SPAN && image + 1 < last) continue;
             pass.take_gradients(spatial.of(of_spatial, task), pose.of(of_pose, task));
             vectors = 0;
@@ -73,12 +73,13 @@ template <class T> int attend_isolated(Arguments call) {
     if (int failed = attend<T>(call)) return failed;
     const int64_t places = call.heads * call.images * call.positions, size = call.num_poses * call.channels;
     T* out = static_cast<T*>(call.out);
-    // Every key is seen by its own query at least, so that what is not finite leaves a trace.
+    // What is not finite leaves a trace, or no query has met it.
     if (!call.in_window || all_finite(out, places * size)) return 0;
-    const int64_t vectors = places * call.key_poses, channels = call.channels;
+    const int64_t key_places = call.heads * call.images * call.key_positions;
+    const int64_t vectors = key_places * call.key_poses, channels = call.channels;
     const T *k = static_cast<const T*>(call.k), *v = static_cast<const T*>(call.v);
     std::vector<T> keys(k, k + vectors * channels), values(v, v + vectors * channels);
-    std::vector<T> spoilt(places), zero(places), reached(places), sums(2 * places);
+    std::vector<T> spoilt(key_places), zero(std::max(places, key_places)), reached(places), sums(2 * places);
     for (int64_t i = 0; i < vectors; i++) {
         T *key = &keys[i * channels], *value = &values[i * channels];
         if (all_finite(key, channels) && all_finite(value, channels)) continue;

@@ -10,11 +10,11 @@ namespace {
 template <class T> struct Bias {
     using W = V<T>;
 
-    Bias(const Arguments& call, bool backward)
+    Bias(const Arguments& call, int64_t places, bool backward)
             : key_poses(call.key_poses),
               spatial(call.spatial, call.spatial_heads, call.num_poses, call.offsets, call.channels, backward),
               pose(call.pose, call.pose_heads, call.num_poses, call.key_poses, call.channels, backward),
-              by_offset(call.offsets * GROUP),
+              by_offset(places * GROUP),
               by_pose(call.key_poses * GROUP) {}
 
     void begin(int64_t head) { spatial.begin(head), pose.begin(head); }
@@ -28,7 +28,7 @@ template <class T> struct Bias {
     // A score of nothing for keys that are not on the grid, beside or without what offsets add.
     template <int G> void add_mask(const Window<T>& window, const Buffer<T>& mask, bool beside) const {
         for (int64_t l = 0; l < window.places; l++) {
-            const W m = load(mask.data + window.at(l));
+            const W m = load(mask.data + window.mask_at(l));
             for (int g = 0; g < G; g++) by_offset[l * G + g] = beside ? by_offset[l * G + g] + m : m;
         }
     }
@@ -53,7 +53,7 @@ template <class T> struct Bias {
 
   private:
     Table<T> offsets(const Window<T>& window, int64_t out_pose, bool own) const {
-        return spatial.of(out_pose, own, window.places, window.near.data());
+        return spatial.of(out_pose, own, window.places, window.rows.data());
     }
 };
 

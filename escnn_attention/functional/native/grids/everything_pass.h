@@ -107,7 +107,7 @@ template <class T> struct EverythingPass {
     T* factor_of(int64_t row) const { return most_of(rows + row); }
 
     template <class F> void each_vector(F f) {
-        for (place = 0; place < packing.layout.vectors * width; place += width) {
+        for (place = 0; place < int64_t(packing.layout.places.size()) * width; place += width) {
             each_group(query_poses, [&](auto size, int64_t pose) {
                 packing.template gather<size>(q, query_poses, channels, pose, place, queries.data + channels * pose);
                 if (waves)

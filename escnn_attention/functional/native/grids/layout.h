@@ -1,8 +1,10 @@
-// Where the positions of an image lie in memory, for loops whose lanes are queries side by side.
+// Where the positions of queries and of their keys lie in memory, for loops whose lanes are queries side by side.
 //
-// A band of rows of an image is laid out with the positions as the last axis, `pad` places of nothing after every row.
-// Then the key of a query at a given offset lies at a given distance from the query, for all lanes alike, at the
-// borders too. On a torus the keys across an edge lie in these places again: `pad` has room for those of both edges.
+// Both grids share cells: along every axis some neighbouring queries and some neighbouring keys lie in each, one of both
+// where they are on one grid. Positions at the same place of their cells, of one slot, are laid out as an image of cells:
+// a band of rows, with the cells as the last axis and places of nothing after every row. Then the key of a query at a
+// given offset lies at a given distance from the query, for all lanes alike, at the borders too. On a torus the keys
+// across an edge lie in these places again, which have room for those of both edges.
 
 #pragma once
 
@@ -14,81 +16,161 @@
 
 namespace {
 
-// Positions of a row of the first axis that lie side by side: of the first of them its number and its place.
+// Positions of one slot in a row of the first axis that lie side by side: of the first its number and its place.
 struct Run {
     int64_t position, place, length;
 };
 
-// An image with all but its first axis padded, in bands of rows of the first.
-struct Layout {
-    // Vectors have `width` numbers of `size` bytes each.
-    Layout(const Arguments& call, int width, int size)
-            : pad(call.pad), reach(call.reach), rows(call.rows), num_rows(call.shape[0]), wraps(call.torus_from == 0) {
-        std::vector<int64_t> stride(call.dim, 1);
-        for (int64_t i = call.dim - 2; i >= 0; i--) stride[i] = stride[i + 1] * (call.shape[i + 1] + pad);
-        row = stride[0];
-        int64_t last = 0;
-        for (int64_t i = 0; i < call.dim; i++) {
-            positions *= call.shape[i], start += reach * stride[i];
-            if (i) positions_of_row *= call.shape[i], last += (call.shape[i] - 1) * stride[i];
-        }
-        add_runs(call, stride, 0, runs);
-        add_runs(call, stride, call.torus_from < call.dim ? reach : 0, key_runs);
-        vectors = ((rows - 1) * row + last + width) / width;
-        queries = whole_lines(vectors * width, LINE / size);
-        keys = whole_lines(2 * start + vectors * width, LINE / size);
-        for (int64_t offset = 0; offset < call.offsets; offset++) {
-            int64_t flat = 0;
-            for (int64_t i = 0; i < call.dim; i++) flat += call.steps[offset * call.dim + i] * stride[i];
-            distance.push_back(flat);
+// A key of a query: its distance in places, its slot, and the row of the table for its offset.
+struct Neighbour {
+    int64_t distance, slot, row;
+};
+
+// The positions of queries or of keys.
+struct Side {
+    Side(const int64_t* shape, int64_t dim, int64_t step) : shape(shape), dim(dim), step(step) {
+        for (int64_t i = 0; i < dim; i++) {
+            positions *= shape[i], slots *= step;
+            if (i) positions_of_row *= shape[i], slots_of_row *= step;
         }
     }
 
-    // Calls f(position, place, length) for the runs of positions of a band of queries, or of their keys, which lie in
-    // the rows around it, too. Places are counted from the first query. On a torus a key may lie at several places.
-    template <class F> void each_run(int64_t band, bool of_keys, F f) const {
-        const std::vector<Run>& some = of_keys ? key_runs : runs;
-        const int64_t margin = of_keys ? reach : 0, left = num_rows - band;
-        const int64_t first = wraps ? -margin : std::max(-margin, -band);
-        const int64_t last = wraps ? std::min(rows, left) + margin : std::min(rows + margin, left);
-        for (int64_t y = first; y < last; y++) {
-            const int64_t from = modulo(band + y, num_rows) * positions_of_row;
-            for (const Run& run : some) f(from + run.position, y * row + run.place, run.length);
+    int64_t cells(int64_t axis) const { return count(axis, 0); }
+    // How many positions a slot has along an axis, where it is the number `at` in a cell.
+    int64_t count(int64_t axis, int64_t at) const { return (shape[axis] - at + step - 1) / step; }
+
+    // Finds the runs of a row, with some cells across the edges of all axes but the first: from the lowest to the
+    // highest step.
+    void find_runs(const std::vector<int64_t>& stride, const std::vector<int64_t>& low,
+                   const std::vector<int64_t>& high) {
+        for (int64_t slot = 0; slot < slots; slot++) {
+            std::vector<Run> lines = {{0, 0, 1}};  // the positions of all axes between the first and the last
+            for (int64_t i = 1, unit = slots_of_row; i < dim; i++) {
+                std::vector<Run> longer;
+                unit /= step;
+                const int64_t at = slot / unit % step, number = count(i, at);
+                for (const Run& line : lines)
+                    for (int64_t x = low[i], length; x < number + high[i]; x += length) {
+                        const int64_t cell = modulo(x, number);
+                        length = i < dim - 1 ? 1 : std::min(number - cell, number + high[i] - x);
+                        longer.push_back({line.position * shape[i] + cell * step + at, line.place + x * stride[i],
+                                          length});
+                    }
+                lines = longer;
+            }
+            runs.push_back(lines);
         }
     }
 
-    const int64_t pad, reach, rows, num_rows;     // places after every row; rows around a band, of it and of the image
-    const bool wraps;                             // whether the last row of the image lies beside the first
-    int64_t positions = 1, positions_of_row = 1;  // of the image, and of a row of its first axis
-    int64_t row;                                  // places of a row
-    int64_t start = 0;                            // the place of the first query among those of the keys
-    int64_t vectors, queries, keys;               // vectors of queries; places for queries, and for keys
-    std::vector<Run> runs, key_runs;              // of a row, for queries and for keys
-    std::vector<int64_t> distance;                // from a query to its key at each offset
+    // Calls f(position, place, length) for the runs of a slot in the rows of cells from `first` to `last`; `origin` is
+    // the row whose places are counted from 0.
+    template <class F>
+    void each_run(int64_t slot, int64_t first, int64_t last, int64_t origin, int64_t row, F f) const {
+        const int64_t at = slot / slots_of_row, number = count(0, at);
+        for (int64_t y = first, length; y < last; y += length) {
+            const int64_t position = modulo(y, number) * step + at;
+            length = dim > 1 ? 1 : std::min(number - modulo(y, number), last - y);
+            for (const Run& run : runs[slot])
+                f(position * positions_of_row + run.position, (y - origin) * row + run.place,
+                  dim > 1 ? run.length : length);
+        }
+    }
+
+    const int64_t* shape;
+    int64_t dim, step;                            // step: positions of a cell along an axis
+    int64_t positions = 1, positions_of_row = 1;  // of all, and of a row of the first axis
+    int64_t slots = 1, slots_of_row = 1;          // of a cell, and of those along all axes but the first
+    std::vector<std::vector<Run>> runs;           // of a row, for each slot
 
   private:
     static int64_t modulo(int64_t n, int64_t m) { return (n % m + m) % m; }
+};
 
-    // The runs of a row, with so many positions across the edges of all axes but the first.
-    static void add_runs(const Arguments& call, const std::vector<int64_t>& stride, int64_t margin,
-                         std::vector<Run>& to) {
-        if (call.dim == 1) return to.push_back({0, 0, 1});
-        std::vector<Run> lines = {{0, 0, 1}};  // the positions of all axes between the first and the last
-        for (int64_t i = 1; i < call.dim - 1; i++) {
-            std::vector<Run> longer;
-            for (const Run& line : lines)
-                for (int64_t x = -margin; x < call.shape[i] + margin; x++)
-                    longer.push_back({line.position * call.shape[i] + modulo(x, call.shape[i]),
-                                      line.place + x * stride[i], 1});
-            lines = longer;
-        }
-        const int64_t side = call.shape[call.dim - 1];
-        for (const Run& line : lines)
-            for (int64_t x = -margin, length; x < side + margin; x += length) {
-                const int64_t at = modulo(x, side);
-                length = std::min(side - at, side + margin - x);
-                to.push_back({line.position * side + at, line.place + x, length});
+// Two grids in cells, of which all axes but the first are padded, in bands of rows of the first.
+struct Layout {
+    // Vectors have `width` numbers of `size` bytes each.
+    Layout(const Arguments& call, int width, int size)
+            : of_queries(call.shape, call.dim, call.queries_of_cell),
+              of_keys(call.key_shape, call.dim, call.keys_of_cell),
+              num_rows(of_queries.cells(0)),
+              wraps(call.torus_from == 0),
+              slots(of_queries.slots),
+              positions(of_queries.positions) {
+        const int64_t dim = call.dim, numbers = dim + 2;
+        std::vector<int64_t> stride(dim, 1), least(dim), most(dim), none(dim);
+        for (int64_t n = 0; n < call.neighbours; n++)
+            for (int64_t i = 0; i < dim; i++) {
+                least[i] = std::min(least[i], call.steps[n * numbers + i]);
+                most[i] = std::max(most[i], call.steps[n * numbers + i]);
             }
+        for (int64_t i = dim - 1; i > 0; i--) {
+            const int64_t pad = i < call.torus_from ? std::max(most[i], -least[i]) : most[i] - least[i];
+            stride[i - 1] = stride[i] * (std::max(of_queries.cells(i), of_keys.cells(i)) + pad);
+        }
+        row = stride[0], low = least[0], high = most[0];
+        int64_t end = 0;
+        for (int64_t i = 0; i < dim; i++) start -= least[i] * stride[i], end += most[i] * stride[i];
+        of_queries.find_runs(stride, none, none);
+        const bool torus = call.torus_from < dim;
+        of_keys.find_runs(stride, torus ? least : none, torus ? most : none);
+        rows = rows_of_band(call, width);
+        // Vectors begin at positions, and not in the places between.
+        for (int64_t y = 0, next = 0; y < rows; y++)
+            for (const Run& run : of_queries.runs[0])
+                for (int64_t x = std::max(y * row + run.place, next); x < y * row + run.place + run.length; x = next)
+                    places.push_back(x), next = x + width;
+        // Packing writes a vector more.
+        queries = whole_lines(places.back() + 2 * width, LINE / size);
+        keys = whole_lines(start + places.back() + 2 * width + end, LINE / size);
+        for (int64_t slot = 0; slot < slots && call.neighbours; slot++) {
+            const int64_t first = call.starts[slot], last = call.starts[slot + 1];
+            std::vector<Neighbour> seen;
+            for (const int64_t* step = call.steps + first * numbers; step < call.steps + last * numbers;
+                 step += numbers) {
+                int64_t distance = 0;
+                for (int64_t i = 0; i < dim; i++) distance += step[i] * stride[i];
+                seen.push_back({distance, step[dim], step[dim + 1]});
+            }
+            most_neighbours = std::max(most_neighbours, last - first);
+            neighbours.push_back(seen);
+        }
+    }
+
+    // Calls f(slot, position, place, length) for the runs of positions of a band of queries, or of their keys, which lie
+    // in the rows around it, too. Places are counted from the first query. On a torus a key may lie at several places.
+    template <class F> void each_run(int64_t band, bool keys, F f) const {
+        const Side& side = keys ? of_keys : of_queries;
+        for (int64_t slot = 0; slot < side.slots; slot++) {
+            int64_t first = band + (keys ? low : 0), last = std::min(band + rows, num_rows) + (keys ? high : 0);
+            if (!wraps || !keys)
+                first = std::max<int64_t>(0, first),
+                last = std::min(last, side.count(0, slot / side.slots_of_row));
+            side.each_run(slot, first, last, band, row,
+                          [&](int64_t position, int64_t place, int64_t n) { f(slot, position, place, n); });
+        }
+    }
+
+    Side of_queries, of_keys;
+    const int64_t num_rows;            // rows of cells of the queries
+    const bool wraps;                  // whether the last row of the image lies beside the first
+    const int64_t slots, positions;    // of the queries
+    int64_t row, rows;                 // places of a row; rows of a band
+    int64_t low, high;                 // the rows in front of a band and behind it, the first of them negative
+    int64_t start = 0;                 // the place of the first query among those of the keys
+    int64_t queries, keys;             // places for queries, and for keys
+    std::vector<int64_t> places;       // of the first query of each vector of a band
+    int64_t most_neighbours = 0;       // of a query
+    std::vector<std::vector<Neighbour>> neighbours;  // of the queries of each slot
+
+  private:
+    // As many as the chunk allows for, and not many fewer than the rows of keys that a band has besides.
+    int64_t rows_of_band(const Arguments& call, int width) const {
+        if (call.everything) return num_rows;
+        const int64_t pairs = call.num_poses * (call.sum_query_poses ? call.query_poses : 1);
+        const int64_t of_query = slots * ((2 * call.query_poses + call.num_poses) * call.channels + pairs);
+        const int64_t of_key = of_keys.slots * 4 * call.key_poses * call.channels, around = high - low;
+        const int64_t fit = (call.chunk / row - around * of_key) / (of_query + of_key);
+        return std::min(num_rows, std::max({fit, around / 4, (4 * width + row - 1) / row}));
     }
 
     // An odd number of lines of the cache: rows at a distance of a power of two would evict each other.

@@ -8,17 +8,23 @@
 namespace {
 
 template <class T> struct Packing {
-    // Positions (N, poses, channels) to (channels, poses, places): of queries, or of keys, which have the rows around
-    // the band too.
+    // Positions (N, poses, channels) to (slots, channels, poses, places): of queries, or of keys, which have the rows
+    // around the band too. Behind a run there are zeros until the next is written.
     void pack(const T* from, int64_t poses, int64_t channels, int64_t band, bool keys, const Buffer<T>& to) const {
-        const int64_t length = keys ? layout.keys : layout.queries;
         to.clear();
-        layout.each_run(band, keys, [&](int64_t position, int64_t place, int64_t n) {
-            const T* in = from + position * poses * channels;
-            T* at = to.data + place + (keys ? layout.start : 0);
-            for (int64_t i = 0; i < n; i++)
-                for (int64_t p = 0; p < poses; p++)
-                    for (int64_t c = 0; c < channels; c++) at[(c * poses + p) * length + i] = *in++;
+        each_block(poses, channels, band, keys, [&](int64_t number, int64_t step, int64_t n, const int64_t* rows,
+                                                    int64_t place, int64_t numbers) {
+            const T* in = from + number;
+            T* at = to.data + place;
+            if (numbers < width) {
+                for (int64_t i = 0; i < n; i++)
+                    for (int64_t j = 0; j < numbers; j++) at[rows[j] + i] = in[i * step + j];
+                return;
+            }
+            V<T> x[width];
+            for (int i = 0; i < width; i++) x[i] = i < n ? load(in + i * step) : V<T>{};
+            transpose<T>(x);
+            for (int j = 0; j < width; j++) store(at + rows[j], x[j]);
         });
     }
 
@@ -26,41 +32,44 @@ template <class T> struct Packing {
     // lie at several places.
     void unpack(const Buffer<T>& from, int64_t poses, int64_t channels, int64_t band, bool keys, T* to,
                 T factor = 1) const {
-        const int64_t length = keys ? layout.keys : layout.queries;
-        layout.each_run(band, keys, [&](int64_t position, int64_t place, int64_t n) {
-            T* in = to + position * poses * channels;
-            const T* at = from.data + place + (keys ? layout.start : 0);
-            for (int64_t i = 0; i < n; i++)
-                for (int64_t p = 0; p < poses; p++)
-                    for (int64_t c = 0; c < channels; c++, in++) {
-                        const T x = factor * at[(c * poses + p) * length + i];
-                        *in = keys ? *in + x : x;
+        each_block(poses, channels, band, keys, [&](int64_t number, int64_t step, int64_t n, const int64_t* rows,
+                                                    int64_t place, int64_t numbers) {
+            T* in = to + number;
+            const T* at = from.data + place;
+            if (numbers < width) {
+                for (int64_t i = 0; i < n; i++)
+                    for (int64_t j = 0; j < numbers; j++) {
+                        const T x = factor * at[rows[j] + i];
+                        in[i * step + j] = keys ? in[i * step + j] + x : x;
                     }
+                return;
+            }
+            V<T> x[width];
+            for (int j = 0; j < width; j++) x[j] = factor * load(at + rows[j]);
+            transpose<T>(x);
+            for (int i = 0; i < n; i++) store(in + i * step, keys ? load(in + i * step) + x[i] : x[i]);
         });
     }
 
-    // Rows of one number for every query: (number, N) to (number, places), and back.
+    // Rows of one number for every query: (number, N) to (slots, number, places), and back.
     void pack_rows(const T* from, int64_t number, int64_t band, const Buffer<T>& to) const {
         to.clear();
-        each_row(number, band, [&](int64_t place, int64_t position, int64_t n) {
-            std::copy_n(from + position, n, to.data + place);
-        });
+        each_number(number, band, [&](int64_t place, int64_t position) { to[place] = from[position]; });
     }
     void unpack_rows(const Buffer<T>& from, int64_t number, int64_t band, T* to) const {
-        each_row(number, band, [&](int64_t place, int64_t position, int64_t n) {
-            std::copy_n(from.data + place, n, to + position);
-        });
+        each_number(number, band, [&](int64_t place, int64_t position) { to[position] = from[place]; });
     }
 
-    // What is added to scores: 0 on the grid, and a score of nothing beyond it.
+    // What is added to scores, (slots, places): 0 on the grid, and a score of nothing beyond it.
     void pack_mask(int64_t band, const Buffer<T>& mask) const {
-        std::fill_n(mask.data, layout.keys, MASKED<T>);
-        layout.each_run(band, true, [&](int64_t, int64_t place, int64_t n) {
-            std::fill_n(mask.data + layout.start + place, n, T(0));
+        std::fill_n(mask.data, mask.size, MASKED<T>);
+        layout.each_run(band, true, [&](int64_t slot, int64_t, int64_t place, int64_t n) {
+            std::fill_n(mask.data + slot * layout.keys + layout.start + place, n, T(0));
         });
     }
 
-    // The channels of a group of poses of the queries from a place on, (channels, G), and back.
+    // The channels of a group of poses of the queries from a place on, (channels, G), and back; `place` counts from the
+    // first slot.
     template <int G>
     void gather(const Buffer<T>& from, int64_t poses, int64_t channels, int64_t pose, int64_t place, V<T>* to) const {
         for (int64_t c = 0; c < channels; c++)
@@ -78,11 +87,32 @@ template <class T> struct Packing {
     const Layout& layout;
 
   private:
-    template <class F> void each_row(int64_t number, int64_t band, F f) const {
-        for (int64_t row = 0; row < number; row++)
-            layout.each_run(band, false, [&](int64_t position, int64_t place, int64_t n) {
-                f(row * layout.queries + place, row * layout.positions + position, n);
-            });
+    static constexpr int width = WIDTH<T>;
+
+    // Calls f(number, step, n, rows, place, numbers) for blocks of at most a vector of positions, and as many of their
+    // numbers: the first number, from one position to the next so many, how many positions, the rows of places of the
+    // numbers, where the first place lies in them, how many numbers.
+    template <class F>
+    void each_block(int64_t poses, int64_t channels, int64_t band, bool keys, F f) const {
+        const int64_t length = keys ? layout.keys : layout.queries, before = keys ? layout.start : 0;
+        const int64_t size = poses * channels, step = (keys ? layout.of_keys : layout.of_queries).step * size;
+        std::vector<int64_t> rows;
+        for (int64_t p = 0; p < poses; p++)
+            for (int64_t c = 0; c < channels; c++) rows.push_back((c * poses + p) * length);
+        layout.each_run(band, keys, [&](int64_t slot, int64_t position, int64_t place, int64_t n) {
+            for (int64_t i = 0; i < n; i += width)
+                for (int64_t j = 0; j < size; j += width)
+                    f(position * size + i * step + j, step, std::min<int64_t>(width, n - i), rows.data() + j,
+                      slot * size * length + before + place + i, std::min<int64_t>(width, size - j));
+        });
+    }
+    template <class F> void each_number(int64_t number, int64_t band, F f) const {
+        const int64_t step = layout.of_queries.step;
+        layout.each_run(band, false, [&](int64_t slot, int64_t position, int64_t place, int64_t n) {
+            for (int64_t row = 0; row < number; row++)
+                for (int64_t i = 0; i < n; i++)
+                    f((slot * number + row) * layout.queries + place + i, row * layout.positions + position + i * step);
+        });
     }
 };
 

@@ -1,4 +1,4 @@
-// The keys of a window, which lie at the same distances from every query.
+// The keys of a window, which lie at the same distances from every query of a slot.
 
 #pragma once
 
@@ -7,28 +7,36 @@
 
 namespace {
 
-// The window of the queries of one vector: its places are the offsets at which any of them has keys.
+// The window of the queries of one vector: its places are the neighbours of which any of them has a key.
 template <class T> struct Window {
-    Window(const Layout& layout, int64_t key_poses)
-            : layout(layout), key_poses(key_poses), near(layout.distance.size()) {}
+    Window(const Layout& layout, int64_t key_poses, int64_t channels)
+            : rows(layout.most_neighbours),
+              layout(layout),
+              key_poses(key_poses),
+              of_slot(key_poses * channels * layout.keys),
+              keys(layout.most_neighbours),
+              masks(layout.most_neighbours) {}
 
-    // The queries from `place` on.
-    void move(int64_t place, const Buffer<T>& mask) {
-        first = layout.start + place;
+    // The queries of a slot from `place` on.
+    void move(int64_t place, int64_t slot, const Buffer<T>& mask) {
+        const int64_t first = layout.start + place;
         places = 0;
-        for (size_t offset = 0; offset < near.size(); offset++) {
-            const T* at = mask.data + first + layout.distance[offset];
-            if (std::any_of(at, at + WIDTH<T>, [](T x) { return x == 0; })) near[places++] = int64_t(offset);
+        for (const Neighbour& n : layout.neighbours[slot]) {
+            const int64_t at = first + n.distance, of_mask = n.slot * layout.keys + at;
+            const T* lanes = mask.data + of_mask;
+            if (std::none_of(lanes, lanes + WIDTH<T>, [](T x) { return x == 0; })) continue;
+            rows[places] = n.row, keys[places] = n.slot * of_slot + at, masks[places++] = of_mask;
         }
         num_keys = places * key_poses;
     }
-    int64_t at(int64_t number) const { return first + layout.distance[near[number]]; }
+    int64_t at(int64_t number) const { return keys[number]; }
+    int64_t mask_at(int64_t number) const { return masks[number]; }
     V<T> load(const T* key, int64_t c, int64_t pose) const {
         return ::load(key + (c * key_poses + pose) * layout.keys);
     }
 
     // The number of a key among all of a query, whichever are left out.
-    int64_t key(int64_t n) const { return near[n / key_poses] * key_poses + n % key_poses; }
+    int64_t key(int64_t n) const { return rows[n / key_poses] * key_poses + n % key_poses; }
 
     // The transpose of combine_keys: weights (keys, G) times (channels, G), summed over the group, added to the keys.
     template <int G>
@@ -42,10 +50,8 @@ template <class T> struct Window {
         }
     }
 
-    const Layout& layout;
-    const int64_t key_poses;
     int64_t places = 0, num_keys = 0;
-    std::vector<int64_t> near;  // the offsets of the places
+    std::vector<int64_t> rows;  // of the table, for the places
 
   private:
     template <int G, int K>
@@ -62,7 +68,14 @@ template <class T> struct Window {
             }
     }
 
-    int64_t first = 0;  // the place of the first query among those of the keys
+    const Layout& layout;
+
+  public:
+    const int64_t key_poses;
+
+  private:
+    const int64_t of_slot;             // numbers of all keys of a slot
+    std::vector<int64_t> keys, masks;  // where those of the first query begin, and what is added to its score
 };
 
 }  // namespace

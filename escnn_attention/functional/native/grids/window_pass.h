@@ -23,19 +23,20 @@ template <class T> struct WindowPass {
             : call(call),
               layout(layout),
               packing{layout},
-              window(layout, call.key_poses),
-              bias(call, call.grad),
+              window(layout, call.key_poses, call.channels),
+              bias(call, layout.most_neighbours, call.grad),
               dropout(call.dropout),
               unit(T(call.scale) * LOG2E<T>),
               channels(call.channels),
               query_poses(call.query_poses),
               key_poses(call.key_poses),
               num_poses(call.num_poses),
-              most_keys(call.offsets * call.key_poses) {
-        const int64_t of_q = layout.queries * query_poses * channels, of_k = layout.keys * key_poses * channels;
-        mask = Buffer<T>(layout.keys);
+              most_keys(layout.most_neighbours * call.key_poses) {
+        const int64_t places = layout.queries * layout.slots, num_keys = layout.keys * layout.of_keys.slots;
+        const int64_t of_q = places * query_poses * channels, of_k = num_keys * key_poses * channels;
+        mask = Buffer<T>(num_keys);
         q = Buffer<T>(of_q), k = Buffer<T>(of_k), v = Buffer<T>(of_k);
-        out = Buffer<T>(layout.queries * num_poses * channels), sums = Buffer<T>(layout.queries * 2 * rows());
+        out = Buffer<T>(places * num_poses * channels), sums = Buffer<T>(places * 2 * rows());
         query_group = Buffer<W>(channels * query_poses), out_group = Buffer<W>(channels * GROUP);
         scores = Buffer<W>(most_keys * GROUP);
         if (call.sum_query_poses)
@@ -53,7 +54,7 @@ template <class T> struct WindowPass {
         bias.begin(head);
         const int64_t image = head * call.images + number;
         const int64_t of_q = image * layout.positions * query_poses * channels;
-        const int64_t of_k = image * layout.positions * key_poses * channels;
+        const int64_t of_k = image * layout.of_keys.positions * key_poses * channels;
         const int64_t of_out = image * layout.positions * num_poses * channels;
         T* sums_of_image = static_cast<T*>(call.sums) + image * layout.positions * 2 * rows();
         key = Dropout<T>::key(call.seed, image);
@@ -91,16 +92,19 @@ template <class T> struct WindowPass {
     int64_t rows() const { return query_poses * (call.sum_query_poses ? num_poses : 1); }
     // The largest score of a row, and what its exponentials are multiplied by: apart, since the rounding error of one
     // number for both grows with the scores.
-    T* most_of(int64_t row) const { return sums.data + row * layout.queries + place; }
+    T* most_of(int64_t row) const { return sums.data + row * layout.queries + place_of(2 * rows()); }
     T* factor_of(int64_t row) const { return most_of(rows() + row); }
 
     template <class F> void each_vector(F f) {
-        for (int64_t i = 0; i < layout.vectors; i++) {
-            place = i * width;
-            window.move(place, mask);
-            f();
-        }
+        for (const int64_t at : layout.places)
+            for (slot = 0; slot < layout.slots; slot++) {
+                place = at;
+                window.move(place, slot, mask);
+                f();
+            }
     }
+    // Where the vector begins in an array of so many numbers for every query.
+    int64_t place_of(int64_t numbers) const { return slot * numbers * layout.queries + place; }
     // Exponentials of the scores (keys, G) of rows, in place, and what makes their sums 1.
     template <int G> void exponentials(W* x, int64_t row, W* factor) const {
         const T unit = this->unit;  // in a register, whatever is written to memory
@@ -120,7 +124,7 @@ template <class T> struct WindowPass {
         }
     }
 
-    uint32_t row_key(int64_t row) const { return Dropout<T>::mix(key + uint32_t(row)); }
+    uint32_t row_key(int64_t row) const { return Dropout<T>::mix(key + uint32_t(slot * rows() + row)); }
     W kept_of(uint32_t row, int64_t n) const {
         return dropout.mask(Dropout<T>::mix(row + uint32_t(window.key(n))), first + uint32_t(place));
     }
@@ -134,7 +138,7 @@ template <class T> struct WindowPass {
 
     // The scores of queries of their own poses, `query_group` to `scores`.
     template <int G> void scores_own(int64_t pose) {
-        packing.template gather<G>(q, query_poses, channels, pose, place, query_group.data);
+        packing.template gather<G>(q, query_poses, channels, pose, place_of(query_poses * channels), query_group.data);
         bias.template forward<G>(query_group.data, window, pose, true);
         bias.template add_mask<G>(window, mask, bool(bias.spatial));
         multiply_keys<T, G>(window, k.data, channels, query_group.data, bias.by_offset.data, bias.of_poses(),
@@ -152,7 +156,7 @@ template <class T> struct WindowPass {
             combine_keys<T, G>(window, v.data, channels, scores.data, out_group.data);
             for (int64_t c = 0; c < channels; c++)
                 for (int g = 0; g < G; g++) out_group[c * G + g] *= factor[g];
-            packing.template scatter<G>(out_group.data, num_poses, channels, pose, place, out);
+            packing.template scatter<G>(out_group.data, num_poses, channels, pose, place_of(num_poses * channels), out);
         });
     }
 
@@ -160,7 +164,7 @@ template <class T> struct WindowPass {
         each_group(query_poses, [&](auto size, int64_t pose) {
             constexpr int G = size;
             scores_own<G>(pose);
-            packing.template gather<G>(out, num_poses, channels, pose, place, out_group.data);
+            packing.template gather<G>(out, num_poses, channels, pose, place_of(num_poses * channels), out_group.data);
             multiply_keys<T, G>(window, v.data, channels, out_group.data, nullptr, nullptr, grads.data);
             const T unit = this->unit;
             W most[G], factor[G], inner[G] = {};
@@ -184,7 +188,7 @@ template <class T> struct WindowPass {
             std::fill_n(grad_x, channels * G, W{});
             bias.template backward<G>(query_group.data, window, pose, true, grads.data, grad_x);
             combine_keys<T, G>(window, k.data, channels, grads.data, grad_x);
-            packing.template scatter<G>(grad_x, query_poses, channels, pose, place, grad_q);
+            packing.template scatter<G>(grad_x, query_poses, channels, pose, place_of(query_poses * channels), grad_q);
             window.template distribute<G>(grads.data, query_group.data, channels, grad_k);
             window.template distribute<G>(weights, out_group.data, channels, grad_v);
         });
@@ -195,7 +199,7 @@ template <class T> struct WindowPass {
         each_group(query_poses, [&](auto size, int64_t pose) {
             constexpr int G = size;
             W* x = query_group.data + channels * pose;
-            packing.template gather<G>(q, query_poses, channels, pose, place, x);
+            packing.template gather<G>(q, query_poses, channels, pose, place_of(query_poses * channels), x);
             bias.template add_mask<G>(window, mask, false);
             multiply_keys<T, G>(window, k.data, channels, x, bias.by_offset.data, nullptr,
                                 content.data + most_keys * pose);
@@ -233,7 +237,7 @@ template <class T> struct WindowPass {
                 });
             std::fill_n(out_group.data, channels * F, W{});
             combine_keys<T, F>(window, v.data, channels, weight_sums.data, out_group.data);
-            packing.template scatter<F>(out_group.data, num_poses, channels, first_out_pose, place, out);
+            packing.template scatter<F>(out_group.data, num_poses, channels, first_out_pose, place_of(num_poses * channels), out);
         });
     }
 
@@ -243,7 +247,7 @@ template <class T> struct WindowPass {
         std::fill_n(grad_query_group.data, channels * query_poses, W{});
         each_group(num_poses, [&](auto number, int64_t first_out_pose) {
             constexpr int F = number;
-            packing.template gather<F>(out, num_poses, channels, first_out_pose, place, out_group.data);
+            packing.template gather<F>(out, num_poses, channels, first_out_pose, place_of(num_poses * channels), out_group.data);
             multiply_keys<T, F>(window, v.data, channels, out_group.data, nullptr, nullptr, of_values.data);
             std::fill_n(weight_sums.data, window.num_keys * F, W{});
             for (int f = 0; f < F; f++)
@@ -261,7 +265,7 @@ template <class T> struct WindowPass {
             constexpr int G = size;
             W* grad_x = grad_query_group.data + channels * pose;
             combine_keys<T, G>(window, k.data, channels, grad_content.data + most_keys * pose, grad_x);
-            packing.template scatter<G>(grad_x, query_poses, channels, pose, place, grad_q);
+            packing.template scatter<G>(grad_x, query_poses, channels, pose, place_of(query_poses * channels), grad_q);
             window.template distribute<G>(grad_content.data + most_keys * pose, query_group.data + channels * pose,
                                           channels, grad_k);
         });
@@ -308,7 +312,7 @@ template <class T> struct WindowPass {
     const T unit;  // a score of 1, in powers of 2
     const int64_t channels, query_poses, key_poses, num_poses, most_keys;
     uint32_t key = 0, first = 0;  // of dropout: the image's number, and the place of the band's first query
-    int64_t place = 0;            // of the first query of the vector, in the band
+    int64_t place = 0, slot = 0;  // of the first query of the vector in the band, and of all its queries
     Buffer<T> mask, q, k, v, out, sums, grad_q, grad_k, grad_v;                   // of the band
     Buffer<W> query_group, out_group, scores, content, weight_sums;                        // of the vector
     Buffer<W> grad_query_group, grads, kept, grad_content, of_values;
