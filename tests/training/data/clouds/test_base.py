@@ -336,63 +336,6 @@ def test_batches_that_cannot_be_had():
         loaded(stage="train")
 
 
-class _Recorder(pl.LightningModule):
-    """Takes the means of clouds, and keeps the targets that it is given."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 10)
-        self.seen = {"train": [], "valid": [], "test": []}
-
-    def forward(self, batch):
-        assert isinstance(batch, Clouds)
-        sums = torch.zeros(len(batch.targets), 3).index_add(0, batch.batch, batch.coords)
-        return self.layer(sums)
-
-    def training_step(self, batch, _):
-        self.seen["train"].append((self.current_epoch, *batch.targets.tolist()))
-        return torch.nn.functional.cross_entropy(self(batch), batch.targets)
-
-    def validation_step(self, batch, _):
-        self.seen["valid"] += batch.targets.tolist()
-
-    def test_step(self, batch, batch_index):
-        self.seen["test"] += batch.targets.tolist()
-
-    def predict_step(self, batch, _):
-        return self(batch)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_with_a_trainer():
-    options = {"num_train": 20, "num_valid": 7, "num_test": 9, "num_points": 16}
-    data = SampledSolids(**options, batch_size=6, seed=1)
-    model = _Recorder()
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_epochs=3,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
-    trainer.fit(model, datamodule=data)
-    assert len(model.seen["train"]) == 3 * 3
-    orders = [[targets for t, *targets in model.seen["train"] if t == epoch] for epoch in range(3)]
-    assert orders[0] != orders[1] != orders[2] != orders[0]
-    alone = loaded(kind=SampledSolids, **options, seed=1)
-    assert orders[2] == [batch.targets.tolist() for batch in drawn(alone.train_dataloader(), 2)]
-    labels = [label for batch in alone.val_dataloader() for label in batch.targets.tolist()]
-    assert model.seen["valid"] == 3 * labels
-    trainer.test(model, datamodule=data, verbose=False)
-    assert len(model.seen["test"]) == 9
-    assert [len(batch) for batch in trainer.predict(model, datamodule=data)] == [6, 3]
-
-
 @pytest.mark.parametrize("kind", ALL)
 def test_in_a_configuration_file(kind):
     parser = pytest.importorskip("jsonargparse").ArgumentParser(exit_on_error=False)

@@ -293,6 +293,7 @@ def test_with_a_trainer(folder):
     assert model.seen["valid"] == 3 * list(range(7))
     orders = [[labels for t, *labels in model.seen["train"] if t == epoch] for epoch in range(3)]
     assert orders[0] != orders[1] != orders[2] != orders[0]
+    assert orders[2] == joined(loaded(folder, batch_size=6, seed=1).train_dataloader(), 2)[1]
 
     trainer(1).test(model, datamodule=data, verbose=False)
     assert model.seen["test"] == list(range(9))
