@@ -492,16 +492,23 @@ def test_programs():
         torch.testing.assert_close(found, plain(*more[:2], key_padding_mask=more[2]))
 
 
-def test_files_of_onnx():
+@pytest.mark.parametrize("near", [False, True], ids=["grids", "points"])
+def test_files_of_onnx(near):
     ort = pytest.importorskip("onnxruntime")
-    image = regular(C4, 2)
-    plain = GroupCrossAttention(image, image, image, 1, 3, head_fields=2).export()
-    x, y = random_field(image, 4, 4, dtype=torch.float32).tensor, random_field(image, 8, 8, dtype=torch.float32).tensor
-    file = torch.onnx.export(plain, (x, y), dynamo=True, verbose=False).model_proto.SerializeToString()
+    fields = regular(C4, 2)
+    if near:
+        plain = GroupCrossAttention(fields, fields, fields, head_fields=2, radius=1.5, num_neighbours=4).export()
+        x, y = points_of(fields, 5), points_of(fields, 9, 1)
+        arguments = (x.tensor, y.tensor, None, None, x.coords, y.coords)
+    else:
+        plain = GroupCrossAttention(fields, fields, fields, 1, 3, head_fields=2).export()
+        arguments = random_field(fields, 4, 4).tensor, random_field(fields, 8, 8).tensor
+    arguments = tuple(None if t is None else t.float() for t in arguments)
+    file = torch.onnx.export(plain, arguments, dynamo=True, verbose=False).model_proto.SerializeToString()
     session = ort.InferenceSession(file)
-    names = [given.name for given in session.get_inputs()]
-    (found,) = session.run(None, dict(zip(names, (x.numpy(), y.numpy()), strict=True)))
-    torch.testing.assert_close(torch.tensor(found), plain(x, y), rtol=1e-5, atol=1e-5)
+    given = (t.numpy() for t in arguments if t is not None)
+    (found,) = session.run(None, dict(zip([i.name for i in session.get_inputs()], given, strict=True)))
+    torch.testing.assert_close(torch.tensor(found), plain(*arguments), rtol=1e-5, atol=1e-5)
 
 
 def test_saved_and_copied():
