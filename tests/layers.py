@@ -176,7 +176,9 @@ CASES = {
     "HalvingPool": Case(lambda: ea.HalvingPool(FIELDS)),
     "LayerScale": Case(lambda: ea.LayerScale(spaces.mixed(D4))),
     "LiftingSelfAttention": Case(lambda: ea.LiftingSelfAttention(SCALARS, FIELDS, 2, 3)),
+    "PatchDecoder": Case(lambda: ea.PatchDecoder(spaces.mixed(D4), spaces.mixed(D4), 2)),
     "PatchEmbedding": Case(lambda: ea.PatchEmbedding(SCALARS, spaces.mixed(D4), 3)),
+    "PatchEmbedding, of fields": Case(lambda: ea.PatchEmbedding(spaces.mixed(D4), FIELDS, 3)),
     "PerScale": Case(lambda: ea.PerScale(ea.SiLU(FIELDS), SCALES), shape=(2, 9, 9)),
     "PointAttentionPool": on_points(
         lambda: ea.PointAttentionPool(spaces.mixed(D4), 3, 2, head_fields=2, tokens=2),

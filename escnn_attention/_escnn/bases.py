@@ -54,9 +54,9 @@ def _load_map(self: Any, state_dict: dict[str, Any], prefix: str, *arguments: An
 def _load_basis(self: SingleBlockBasisExpansion, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
     """Load the basis, unless it is the one that is there, rounded."""
     name, own = f"{prefix}sampled_basis", self.sampled_basis
-    given = state_dict.get(name)
-    alike = own.dtype == torch.float64 and isinstance(given, Tensor) and given.shape == own.shape
-    if alike and torch.allclose(given.to(own), own, atol=_ROUNDING):
+    given: Any = state_dict.get(name)
+    same_shape = isinstance(given, Tensor) and given.shape == own.shape
+    if same_shape and own.dtype == torch.float64 and torch.allclose(given.to(own), own, atol=_ROUNDING):
         state_dict[name] = own
     nn.Module._load_from_state_dict(self, state_dict, prefix, *arguments)
 

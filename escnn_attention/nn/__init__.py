@@ -12,7 +12,7 @@ from escnn_attention.nn.dilation import (
     ScalePooling,
     Scales,
 )
-from escnn_attention.nn.embeddings import PatchEmbedding, PositionEmbedding, PositionTable
+from escnn_attention.nn.embeddings import PatchDecoder, PatchEmbedding, PositionEmbedding, PositionTable
 from escnn_attention.nn.frame_lift import FrameLift
 from escnn_attention.nn.invariants import AttentionPool, PointAttentionPool, PowerSpectrum
 from escnn_attention.nn.kernels import complete_basis, fit_kernel
@@ -51,6 +51,7 @@ __all__ = [
     "LayerSummary",
     "LiftAverage",
     "LiftingSelfAttention",
+    "PatchDecoder",
     "PatchEmbedding",
     "PerScale",
     "PointAttentionPool",

@@ -14,28 +14,29 @@ from escnn_attention.geometry.orbits import orbit_places
 from escnn_attention.groups.fibers import Fibers, columns_of, fibers, frames, invariant_vectors, mass
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import check_field, check_shape, check_type, check_types
-from escnn_attention.nn.heads import check_scalars
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.embeddings import InvariantTable
+from escnn_attention.plain.embeddings import PatchDecoder as PlainPatchDecoder
 from escnn_attention.plain.embeddings import PatchEmbedding as PlainPatchEmbedding
 from escnn_attention.plain.embeddings import PositionEmbedding as PlainPositionEmbedding
 from escnn_attention.plain.embeddings import PositionTable as PlainPositionTable
 from escnn_attention.plain.projections import FromPoses
 
-__all__ = ["PatchEmbedding", "PositionEmbedding", "PositionTable", "invariant_table"]
+__all__ = ["PatchDecoder", "PatchEmbedding", "PositionEmbedding", "PositionTable", "invariant_table"]
 
 
 class PatchEmbedding(PlainModule):
     r"""Every equivariant map of the patches of an image to fields: the first layer of a transformer of patches.
 
-    .. math:: y(X) = \sum_{c, u} K_c(u)\, f_c(X + u) + b, \qquad K_c(h u) = \rho(h)\, K_c(u)
+    .. math:: y(X) = \sum_u K(u)\, f(X + u) + b, \qquad
+        K(h u) = \rho_\text{out}(h)\, K(u)\, \rho_\text{in}(h)^{-1}
 
     for patches about X that do not overlap. The kernel is free at one pixel u of each orbit of a patch, but for what
     the elements that leave u where it is make equal. Patches of an even and of an odd size are symmetric about their
     middles alike. The layer commutes with the group on images whose sides are multiples of the patch.
 
     Args:
-        in_type: the type of the input: scalar fields.
+        in_type: the type of the input: any fields, such as the colours of images or velocities.
         out_type: the type of the output: any fields.
         size: the pixels along every axis of a patch.
 
@@ -44,8 +45,8 @@ class PatchEmbedding(PlainModule):
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: an input that is not scalars, no grid, or a fiber group that does not map a square onto itself; on
-            application, an axis that patches do not divide.
+        ValueError: no grid, or a fiber group that does not map a square onto itself; on application, an axis that
+            patches do not divide.
         NotImplementedError: the fiber group is continuous.
 
     Example:
@@ -68,11 +69,9 @@ class PatchEmbedding(PlainModule):
     resizes = True
 
     def __init__(self, in_type: FieldType, out_type: FieldType, size: int):
-        check_types(in_type, out_type)
-        check_scalars(in_type, type(self).__name__)
-        std = 1 / math.sqrt(in_type.size * check_int("size", size) ** max(in_type.gspace.dimensionality, 1))
-        table = invariant_table(out_type, size, copies=in_type.size, std=std)
-        super().__init__(in_type, out_type, PlainPatchEmbedding(table, invariant_vectors(out_type)))
+        super().__init__(
+            in_type, out_type, PlainPatchEmbedding(*_patches(in_type, out_type, size, check_int("size", size)))
+        )
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""
@@ -82,6 +81,73 @@ class PatchEmbedding(PlainModule):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, size={self.plain.size}"
+
+
+class PatchDecoder(PlainModule):
+    r"""Every equivariant map of fields to patches of an image: from the tokens of a transformer back to pixels.
+
+    .. math:: y(X + u) = K(u)\, f(X) + b, \qquad K(h u) = \rho_\text{out}(h)\, K(u)\, \rho_\text{in}(h)^{-1}
+
+    for every position X and every pixel u of its patch, where patches do not overlap. It is the transpose of
+    :class:`PatchEmbedding`, and commutes with the group on grids of every size.
+
+    Args:
+        in_type: the type of the input: any fields.
+        out_type: the type of the output: any fields, such as scores of classes or velocities.
+        size: the pixels along every axis of a patch.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to ``(B, out_type.size, *(n * size for n in space))``.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: no grid, or a fiber group that does not map a square onto itself.
+        NotImplementedError: the fiber group is continuous.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import PatchDecoder, assert_equivariant
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.flipRot2dOnR2(4)
+        >>> fields, velocity = nn.FieldType(g, 2 * [g.regular_repr]), nn.FieldType(g, [g.irrep(1, 1)])
+        >>> decoder = PatchDecoder(fields, velocity, 4)
+        >>> decoder(fields(torch.randn(1, 16, 3, 3))).shape
+        torch.Size([1, 2, 12, 12])
+        >>> assert_equivariant(decoder, (1, 16, 3, 3), tolerance=1e-12)
+
+    Source: He et al., "Masked Autoencoders Are Scalable Vision Learners", CVPR 2022, for a decoder of patches.
+    """
+
+    plain: PlainPatchDecoder
+
+    resizes = True
+
+    def __init__(self, in_type: FieldType, out_type: FieldType, size: int):
+        super().__init__(in_type, out_type, PlainPatchDecoder(*_patches(in_type, out_type, size, 1)))
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for an input of this shape."""
+        batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
+        return (batch, self.out_type.size, *(n * self.plain.size for n in space))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, size={self.plain.size}"
+
+
+def _patches(
+    in_type: FieldType, out_type: FieldType, size: int, reach: int
+) -> tuple[list[InvariantTable], list[np.ndarray], np.ndarray]:
+    """The tables, columns and invariants of patches, whose outputs sum over ``reach`` positions along every axis."""
+    check_types(in_type, out_type)
+    std = 1 / math.sqrt(in_type.size * reach ** max(in_type.gspace.dimensionality, 1))
+    tables, columns = [], []
+    for representation, channels in columns_of(in_type):
+        products = out_type
+        if not representation.is_trivial():
+            products = FieldType(out_type.gspace, [r.tensor(representation) for r in out_type.representations])
+        tables.append(invariant_table(products, size, copies=len(channels), std=std))
+        columns.append(channels)
+    return tables, columns, invariant_vectors(out_type)
 
 
 def invariant_table(field_type: FieldType, size: int, *, copies: int = 1, std: float = 0.02) -> InvariantTable:

@@ -21,7 +21,7 @@ from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.cloud_pooling import count_clouds, offsets_from_mean
 from escnn_attention.plain.projections import Frames, FromPoses, Segment
 
-__all__ = ["InvariantTable", "PatchEmbedding", "PositionEmbedding", "PositionTable"]
+__all__ = ["InvariantTable", "PatchDecoder", "PatchEmbedding", "PositionEmbedding", "PositionTable"]
 
 
 class InvariantTable(ExactBuffers):
@@ -109,35 +109,64 @@ class PositionTable(torch.nn.Module):
         return x + field.to(x.dtype)
 
 
-class PatchEmbedding(ExactBuffers):
-    """A convolution of images ``(B, C, *space)`` by patches that do not overlap: ``(B, channels, *(n / size))``.
+class _Patches(ExactBuffers):
+    """A kernel between fields at one position and those on a patch, and an invariant bias.
 
     Args:
-        table: with a field for each channel of the images, on a patch.
+        tables: for each representation of the input, with a field for each field of the input, on a patch; the channels
+            are those of the output, and in them the components of a field of the input.
+        columns: the channels of the input in the order of the tables, ``(fields, components)`` for each.
         invariants: ``(channels, k)``, the vectors along which a bias is learned.
     """
 
     invariants: Tensor
+    order: Tensor
 
-    def __init__(self, table: InvariantTable, invariants: np.ndarray):
+    def __init__(self, tables: Sequence[InvariantTable], columns: Sequence[np.ndarray], invariants: np.ndarray):
         super().__init__()
-        self.table = table
-        self.size = table.shape[0]
+        self.table = tables[0]
+        self.further = torch.nn.ModuleList(tables[1:])
+        self.size = self.table.shape[0]
+        self.components = [c.shape[1] for c in columns]
+        order = np.argsort(np.concatenate([c.flatten() for c in columns]))
+        self.register_buffer("order", torch.as_tensor(order), persistent=False)
         self.register_exact("invariants", invariants)
         self.bias = Parameter(torch.zeros(invariants.shape[1])) if invariants.shape[1] else None
 
+    def kernel_and_bias(self, like: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The kernel ``(channels of the input, of the output, *patch)`` and the bias, in the precision of features."""
+        parts = []
+        for table, n in zip((self.table, *self.further), self.components, strict=True):
+            parts.append(table().unflatten(1, (-1, n)).transpose(1, 2).flatten(0, 1))
+        kernel = torch.cat(parts)[self.order] if self.further else parts[0]
+        bias = None if self.bias is None else (self.invariants @ self.bias).to(like.dtype)
+        return kernel.to(like.dtype), bias
+
+
+class PatchEmbedding(_Patches):
+    """A convolution of images ``(B, C, *space)`` by patches that do not overlap: ``(B, channels, *(n / size))``."""
+
     def forward(self, x: Tensor) -> Tensor:
         self.check_space(x.shape[2:])
+        kernel, bias = self.kernel_and_bias(x)
         convolve = F.conv2d if x.dim() == 4 else F.conv3d
-        bias = None if self.bias is None else (self.invariants @ self.bias).to(x.dtype)
-        kernel = self.table().transpose(0, 1).to(x.dtype)
-        return convolve(x, kernel, bias, stride=self.size)
+        return convolve(x, kernel.transpose(0, 1), bias, stride=self.size)
 
     def check_space(self, space: Sequence[int]) -> None:
         """Patches divide a grid of this shape."""
         check_grid(space)
         if any(n % self.size for n in space):
             raise ValueError(f"input: patches of {self.size} do not divide a grid of {'×'.join(map(str, space))}")
+
+
+class PatchDecoder(_Patches):
+    """A patch for each position of features ``(B, C, *space)``, without overlap: ``(B, channels, *(n · size))``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_grid(x.shape[2:])
+        kernel, bias = self.kernel_and_bias(x)
+        convolve = F.conv_transpose2d if x.dim() == 4 else F.conv_transpose3d
+        return convolve(x, kernel, bias, stride=self.size)
 
 
 class PositionEmbedding(ExactBuffers):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention import FourierEncoding, PatchEmbedding, PositionEmbedding, PositionTable
+from escnn_attention import FourierEncoding, PatchDecoder, PatchEmbedding, PositionEmbedding, PositionTable
 from tests import spaces
 from tests.layers import BATCH, MASK
 from tests.nn.points import cloud, error_of
@@ -17,23 +17,47 @@ GROUPS = [D4, gspaces.flipRot2dOnR2(4, axis=0.0), gspaces.rot2dOnR2(4), gspaces.
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", [PatchEmbedding, PatchDecoder])
+@pytest.mark.parametrize("fields", ["scalars", "vectors", "mixed"])
 @pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
-def test_equivariant(gspace, size):
-    layer = PatchEmbedding(spaces.scalars(gspace, 2), spaces.mixed(gspace), size).double()
+def test_equivariant(gspace, size, kind, fields):
+    source = {"scalars": spaces.scalars(gspace, 2), "mixed": spaces.mixed(gspace)}
+    source["vectors"] = FieldType(gspace, [gspace.basespace_action, gspace.trivial_repr, gspace.basespace_action])
+    layer = kind(source[fields], spaces.mixed(gspace), size).double()
     torch.nn.init.normal_(layer.plain.bias)
-    x = spaces.random_field(layer.in_type, *[2 * size] * gspace.dimensionality)
+    x = spaces.random_field(layer.in_type, *[2 * size if kind is PatchEmbedding else 3] * gspace.dimensionality)
     assert spaces.grid_error(layer, x) < 1e-12
+    assert layer(x).shape == layer.evaluate_output_shape(x.shape)
     assert layer(x).tensor.std() > 0.1
     torch.testing.assert_close(layer.export()(x.tensor), layer(x).tensor)
 
 
 def test_any_kernel_without_its_symmetry_is_not():
     """The negative control."""
-    layer = PatchEmbedding(spaces.scalars(D4, 2), spaces.mixed(D4), 4).double()
-    x = spaces.random_field(layer.in_type, 8, 8)
-    kernel = torch.randn(2, 11, 4, 4, dtype=torch.float64)
-    layer.plain.table.forward = lambda: kernel
-    assert spaces.grid_error(layer, x) > 0.1
+    for kind in PatchEmbedding, PatchDecoder:
+        layer = kind(spaces.scalars(D4, 2), spaces.mixed(D4), 4).double()
+        x = spaces.random_field(layer.in_type, 8, 8)
+        kernel = torch.randn(2, 11, 4, 4, dtype=torch.float64)
+        layer.plain.table.forward = lambda kernel=kernel: kernel
+        assert spaces.grid_error(layer, x) > 0.1
+
+
+def test_a_kernel_between_fields_is_every_one_that_is_equivariant():
+    """As many numbers as the projection of kernels onto the equivariant ones has rank, and a decoder is its adjoint."""
+    vectors, fields = FieldType(D4, [D4.irrep(1, 1), D4.trivial_repr]), spaces.mixed(D4)
+    layer, decoder = PatchEmbedding(vectors, fields, 3).double(), PatchDecoder(fields, vectors, 3).double()
+    numbers = sum(w.numel() for name, w in layer.named_parameters() if "bias" not in name)
+    # The trace of the projection: fixed pixels times characters, averaged over the group.
+    places = spaces.scalars(D4, 1)(torch.arange(9.0, dtype=torch.float64).view(1, 1, 3, 3))
+    total = 0.0
+    for g in D4.fibergroup.elements:
+        fixed = int((places.transform(g).tensor.round() == places.tensor).sum())
+        total += fixed * fields.representation(g).trace() * vectors.representation(g).trace()
+    assert numbers == round(total / 8)
+    x, y = spaces.random_field(vectors, 6, 6), spaces.random_field(fields, 2, 2)
+    kernel = layer.plain.kernel_and_bias(x.tensor)[0].detach()
+    decoder.plain.kernel_and_bias = lambda like: (kernel.transpose(0, 1), None)
+    torch.testing.assert_close((layer(x).tensor * y.tensor).sum(), (x.tensor * decoder(y).tensor).sum())
 
 
 def test_without_a_group_it_is_the_embedding_of_every_vision_transformer():
@@ -60,8 +84,6 @@ def test_bad_arguments():
     scalars, fields = spaces.scalars(D4, 1), spaces.mixed(D4)
     with pytest.raises(ValueError, match=r"^size: got 0"):
         PatchEmbedding(scalars, fields, 0)
-    with pytest.raises(ValueError, match=r"^in_type: PatchEmbedding needs trivial \(scalar\) fields only"):
-        PatchEmbedding(fields, fields, 2)
     for gspace in gspaces.rot2dOnR2(8), gspaces.flipRot2dOnR2(4, axis=0.3):
         with pytest.raises(ValueError, match="does not map a square grid onto itself, needed a group that does"):
             PatchEmbedding(spaces.scalars(gspace, 1), spaces.mixed(gspace), 2)
