@@ -49,6 +49,7 @@ __all__ = [
     "image_type",
     "norm_and_relu",
     "options_of",
+    "scalars_and_vectors",
     "sequence",
     "width_for",
 ]
@@ -105,6 +106,15 @@ def image_type(gspace: GSpace, in_channels: int) -> FieldType:
     check_grid("gspace", gspace, "the network")
     check_finite("gspace", gspace, "the network")
     return FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])
+
+
+def scalars_and_vectors(argument: str, gspace: GSpace, value: Mapping[str, int]) -> FieldType:
+    """The type of numbers of scalars and vectors, in their order."""
+    fields = {"scalar": gspace.trivial_repr, "vector": gspace.basespace_action}
+    if not value or not value.keys() <= fields.keys():
+        raise ValueError(f'{argument}: got {dict(value)!r}, needed numbers of "scalar", of "vector" or of both')
+    counts = {name: check_int(f"{argument}[{name!r}]", count) for name, count in value.items()}
+    return FieldType(gspace, [field for name, count in counts.items() for field in count * [fields[name]]])
 
 
 def attended(

@@ -14,10 +14,10 @@ from escnn_attention._checks import check_bool, check_int, check_ints, check_opt
 from escnn_attention.exporting.modules import exported_parts, on_tensors
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.classifier import images_of
-from escnn_attention.models.convolutions import image_type
+from escnn_attention.models.convolutions import image_type, scalars_and_vectors
 from escnn_attention.models.hybrid import check_odd_widths, steerable_convolution
 from escnn_attention.models.pretrained import PretrainedMixin
-from escnn_attention.nn.arguments import PaddingMode
+from escnn_attention.nn.arguments import PaddingMode, check_type
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.nn.resample import AntialiasedPool, HalvingPool
@@ -69,7 +69,8 @@ class FieldUNet(PretrainedMixin, GridModule):
 
     Args:
         gspace: the symmetry, of the plane or of space.
-        in_type: the type of the input: any fields, or a number of scalars.
+        in_type: the type of the input: any fields, a number of scalars, or numbers of scalars and vectors, in their
+            order, such as ``{"scalar": 1, "vector": 2}``.
         out_type: the type of the output, likewise: scores of classes are scalars, velocities are vectors. None with
             ``features_only``.
         widths: the number of regular fields at each level, the finest first.
@@ -120,8 +121,8 @@ class FieldUNet(PretrainedMixin, GridModule):
     def __init__(
         self,
         gspace: GSpace,
-        in_type: FieldType | int,
-        out_type: FieldType | int | None,
+        in_type: int | Mapping[str, int] | FieldType,
+        out_type: int | Mapping[str, int] | FieldType | None,
         *,
         widths: Sequence[int] = (8, 16, 32),
         convolutions: Sequence[int] | int = 2,
@@ -240,10 +241,13 @@ class FieldUNet(PretrainedMixin, GridModule):
 
 
 def _field_type(name: str, value: Any, gspace: GSpace) -> FieldType:
-    """A type over a gspace, or so many scalars."""
-    if not isinstance(value, FieldType):
+    """A type over a gspace, given as such or by numbers of scalars and vectors."""
+    if isinstance(value, int):
         return image_type(gspace, check_int(name, value))
     image_type(gspace, 1)
+    if isinstance(value, Mapping):
+        return scalars_and_vectors(name, gspace, value)
+    check_type(name, value)
     if value.gspace != gspace:
         raise ValueError(f"{name}: got a type over {value.gspace.name}, needed one over {gspace.name}")
     return value

@@ -19,6 +19,7 @@ from escnn_attention.geometry.relations import Relation
 from escnn_attention.groups.fibers import Fibers, count_irreps, fibers, frames, invariant_vectors
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.models.cloud_network import CloudNetwork
+from escnn_attention.models.convolutions import scalars_and_vectors
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
 from escnn_attention.nn.arguments import check_options, check_same_gspace, check_type
 from escnn_attention.nn.heads import is_scalar
@@ -227,17 +228,8 @@ def _blocks(types: list[FieldType], num_heads: int, options: dict[str, Any]) -> 
 def in_type_of(gspace: GSpace, value: int | Mapping[str, int] | FieldType) -> FieldType:
     """The type of the features, from a number of scalars, numbers of scalars and vectors, or a type."""
     if isinstance(value, Mapping):
-        return _scalars_and_vectors("in_type", gspace, value)
+        return scalars_and_vectors("in_type", gspace, value)
     return _scalars(gspace, "in_type", value)
-
-
-def _scalars_and_vectors(argument: str, gspace: GSpace, value: Mapping[str, int]) -> FieldType:
-    """The type of numbers of scalars and vectors, in their order."""
-    fields = {"scalar": gspace.trivial_repr, "vector": gspace.basespace_action}
-    if not value or not value.keys() <= fields.keys():
-        raise ValueError(f'{argument}: got {dict(value)!r}, needed numbers of "scalar", of "vector" or of both')
-    counts = {name: check_int(f"{argument}[{name!r}]", count) for name, count in value.items()}
-    return FieldType(gspace, [field for name, count in counts.items() for field in count * [fields[name]]])
 
 
 def _scalars(gspace: GSpace, name: str, value: int | FieldType) -> FieldType:
@@ -264,7 +256,7 @@ def _hidden_type(in_type: FieldType, fields: int | Mapping[str, int] | FieldType
     """The type of the features of the blocks."""
     gspace = in_type.gspace
     if isinstance(fields, Mapping):
-        return _scalars_and_vectors("fields", gspace, fields)
+        return scalars_and_vectors("fields", gspace, fields)
     if isinstance(fields, FieldType):
         check_same_gspace(in_type, fields)
         return fields

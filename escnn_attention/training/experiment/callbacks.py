@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning.pytorch as pl
+import numpy as np
 import psutil
 import torch
 import yaml
@@ -217,7 +218,10 @@ class ProgressLine(RichProgressBar):
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Writes one line for each image or cloud, as the module describes it, with the target where the data has it."""
+    """Writes one line for each image or cloud, as the module describes it, with the target where the data has it.
+
+    What is predicted at every position is in an ``.npz`` file beside them.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(write_interval="batch_and_epoch")
@@ -262,3 +266,6 @@ class PredictionWriter(BasePredictionWriter):
                 keep_aside(self.path)
             with atomic_file(self.path, "w") as file:
                 file.write(text)
+            if cast(Scheduled, pl_module).keeps_arrays:
+                with atomic_file(self.path.with_suffix(".npz")) as opened:
+                    np.savez_compressed(opened, predictions=torch.cat(list(predictions)).cpu().numpy())

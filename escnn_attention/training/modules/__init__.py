@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from escnn_attention.training.modules.classifier import Classifier
+from escnn_attention.training.modules.fields import FieldModule
 from escnn_attention.training.modules.points import PointClassifier, PointDynamics, PointForecast, PointRegression
 from escnn_attention.training.modules.scheduled import Scheduled
 from escnn_attention.training.modules.segmentation import SegmentationModule
@@ -12,12 +13,19 @@ from escnn_attention.training.modules.segmentation import SegmentationModule
 __all__ = ["TASKS", "Task"]
 
 Task = Literal[
-    "classification", "segmentation", "point-classification", "point-regression", "point-dynamics", "point-forecast"
+    "classification",
+    "segmentation",
+    "fields",
+    "point-classification",
+    "point-regression",
+    "point-dynamics",
+    "point-forecast",
 ]
 
 TASKS: dict[str, type[Scheduled]] = {
     "classification": Classifier,
     "segmentation": SegmentationModule,
+    "fields": FieldModule,
     "point-classification": PointClassifier,
     "point-regression": PointRegression,
     "point-dynamics": PointDynamics,

@@ -238,6 +238,7 @@ class Scheduled(pl.LightningModule):
     Attributes:
         monitor: the measure that chooses the best epoch.
         mode: ``"max"`` or ``"min"``: whether the highest or the lowest is best.
+        keeps_arrays: whether ``predict`` writes what is predicted as an array, beside the rows of :meth:`describe`.
 
     Raises:
         ValueError: an unknown schedule or decay, a warm-up that is negative or longer than the training, milestones
@@ -255,6 +256,7 @@ class Scheduled(pl.LightningModule):
 
     monitor: ClassVar[str] = "valid_accuracy"
     mode: ClassVar[Literal["max", "min"]] = "max"
+    keeps_arrays: ClassVar[bool] = False
 
     network: nn.Module
 

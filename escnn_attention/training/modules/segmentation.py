@@ -45,6 +45,7 @@ class SegmentationModule(Scheduled):
 
     monitor: ClassVar[str] = "valid_iou"
     mode: ClassVar[Literal["max", "min"]] = "max"
+    keeps_arrays: ClassVar[bool] = True
 
     def __init__(self, network: nn.Module, num_classes: int | None = None, **options: Any) -> None:
         super().__init__(**options)

@@ -1,0 +1,433 @@
+"""Fields on grids: pairs of input and target, from files or generated, and the elements that keep the grid."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from escnn_attention.training.data.base import DataInParts, Draw, Source, at_least, integers, one_of
+from escnn_attention.training.data.files import npz_file
+from escnn_attention.training.errors import UserError
+
+__all__ = ["FieldData", "GridFields", "PoissonOnTorus", "grid_elements", "turned"]
+
+Turns = Literal["none", "rotations", "all"]
+"""Elements that map the grid onto itself: the identity, the rotations, or rotations and mirrors."""
+
+Array = npt.NDArray[np.float64]
+Pair = tuple[Tensor, Tensor]
+
+_PARTS = ("train", "valid", "test")
+
+
+def grid_elements(dim: int, turns: Turns) -> list[npt.NDArray[np.int64]]:
+    """The matrices of the rotations, or of all isometries, that map the axes of a grid onto each other.
+
+    Example:
+        >>> from escnn_attention.training.data.fields import grid_elements
+        >>> [len(grid_elements(dim, turns)) for dim in (2, 3) for turns in ("none", "rotations", "all")]
+        [1, 4, 8, 1, 24, 48]
+    """
+    if turns == "none":
+        return [np.eye(dim, dtype=np.int64)]
+    found = []
+    for order in itertools.permutations(range(dim)):
+        for signs in itertools.product((1, -1), repeat=dim):
+            matrix = np.diag(signs)[:, list(order)]
+            if turns == "all" or round(np.linalg.det(matrix)) == 1:
+                found.append(matrix)
+    return found
+
+
+def turned(fields: Tensor, matrix: npt.NDArray[np.int64], kinds: Mapping[str, int]) -> Tensor:
+    r"""Fields on a grid in another orientation, :math:`(g f)(x) = \rho(g) f(g^{-1} x)`, without interpolation.
+
+    The first coordinate grows along the last axis of the grid, the others decrease along the axes before it.
+
+    Args:
+        fields: ``(B, C, *space)``.
+        matrix: one of :func:`grid_elements`.
+        kinds: the numbers of fields, ``"scalar"`` or ``"vector"``, in the order of their channels. The channels may be
+            several frames of these.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.training.data.fields import grid_elements, turned
+        >>> quarter = grid_elements(2, "rotations")[2]
+        >>> quarter.tolist(), turned(torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]]), quarter, {"scalar": 1}).tolist()
+        ([[0, -1], [1, 0]], [[[[0.0, 0.0], [1.0, 0.0]]]])
+    """
+    dim = fields.dim() - 2
+    axes, flips = [0, 1], []
+    for axis in range(dim):
+        row = dim - 1 - axis
+        column = int(np.abs(matrix[row]).argmax())
+        axes.append(2 + dim - 1 - column)
+        if matrix[row, column] * (1 if row == 0 else -1) * (1 if column == 0 else -1) < 0:
+            flips.append(2 + axis)
+    moved = fields.permute(axes).flip(flips)
+    rotation, parts, start = torch.as_tensor(matrix).to(moved), [], 0
+    while start < moved.shape[1]:
+        for kind, count in kinds.items():
+            width = count * (dim if kind == "vector" else 1)
+            part = moved[:, start : start + width]
+            if kind == "vector":
+                part = torch.einsum("ij,bcj...->bci...", rotation, part.unflatten(1, (count, dim))).flatten(1, 2)
+            parts.append(part)
+            start += width
+    return torch.cat(parts, dim=1)
+
+
+class _Pairs:
+    """Inputs and targets in memory, ``(N, C, *space)``."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor):
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def take(self, indices: Sequence[int]) -> Pair:
+        chosen = torch.as_tensor(indices)
+        return self.inputs[chosen], self.targets[chosen]
+
+
+class _Windows:
+    """Of trajectories ``(N, T, C, *space)``, so many frames in a row, and the one ``step`` frames behind them."""
+
+    def __init__(self, trajectories: Tensor, frames: int, step: int):
+        self.trajectories, self.frames, self.step = trajectories, frames, step
+        self.each = trajectories.shape[1] - frames - step + 1
+
+    def __len__(self) -> int:
+        return len(self.trajectories) * self.each
+
+    def take(self, indices: Sequence[int]) -> Pair:
+        chosen = torch.as_tensor(indices)
+        which, first = chosen // self.each, chosen % self.each
+        inputs = self.trajectories[which[:, None], first[:, None] + torch.arange(self.frames)]
+        return inputs.flatten(1, 2), self.trajectories[which, first + self.frames - 1 + self.step]
+
+
+class _Batches(Dataset[Pair]):
+    """Batches of pairs, turned by elements that a function draws."""
+
+    def __init__(self, source: Any, turn: Callable[[Pair, Draw], Pair] | None):
+        self.source, self.turn = source, turn
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, draw: Draw) -> Pair:
+        pair: Pair = self.source.take(draw.indices)
+        return pair if self.turn is None else self.turn(pair, draw)
+
+
+class GridFields(DataInParts):
+    """Pairs of fields on a grid in three parts: inputs ``(B, C, *space)`` and targets ``(B, C', *space)``, float32.
+
+    A training batch is a function of the seed, the epoch and its number. What does not fill a batch at the end of an
+    epoch is left out.
+
+    Args:
+        batch_size: pairs in a training step over all processes together; a multiple of their number.
+        seed: of the order of the training pairs and of the elements that turn them.
+        num_workers: processes that prepare batches; 0 does it in the training process.
+        eval_batch_size: pairs in a validation or test step over all processes; by default ``batch_size``.
+        turn_train: turn each training pair, in each epoch by another element that maps its grid onto itself: by
+            ``"rotations"``, by ``"all"``, mirrors included, or by ``"none"``. Vectors turn with the grid.
+
+    Attributes:
+        inputs, targets: the numbers of ``"scalar"`` and ``"vector"`` fields, in the order of their channels. Inputs of
+            several frames have all of them in each.
+
+    Raises:
+        UserError: an argument, or the combination of ``batch_size`` with the data or the number of processes, cannot
+            be met.
+
+    Example:
+        >>> from escnn_attention.training import PoissonOnTorus
+        >>> data = PoissonOnTorus(num_train=8, batch_size=4, turn_train="all")  # a GridFields
+        >>> data.setup("fit")
+        >>> [tuple(fields.shape) for fields in next(iter(data.train_dataloader()))]
+        [(4, 1, 32, 32), (4, 2, 32, 32)]
+    """
+
+    things = "fields"
+    inputs: Mapping[str, int]
+    targets: Mapping[str, int]
+
+    def __init__(
+        self,
+        batch_size: int = 16,
+        seed: int = 0,
+        num_workers: int = 0,
+        eval_batch_size: int | None = None,
+        turn_train: Turns = "none",
+    ) -> None:
+        super().__init__(batch_size, seed, num_workers, eval_batch_size, {})
+        one_of(("none", "rotations", "all"), turn_train=turn_train)
+        self.turn_train: Turns = turn_train
+
+    def _batches(self, part: str) -> _Batches:
+        source: Any = self._sources[part]
+        return _Batches(source, self._turn if part == "train" and self.turn_train != "none" else None)
+
+    def _turn(self, pair: Pair, draw: Draw) -> Pair:
+        space = pair[0].shape[2:]
+        sides = np.array(space[::-1])  # in the order of the coordinates
+        elements = [g for g in grid_elements(len(space), self.turn_train) if (abs(g) @ sides == sides).all()]
+        # A function of the seed, the epoch and the number of a pair: not of its batch.
+        chosen = np.random.default_rng((self.seed, draw.epoch)).integers(len(elements), size=self._count("train"))
+        own = torch.from_numpy(chosen[np.asarray(draw.indices)])
+        results = []
+        for values, kinds in zip(pair, (self.inputs, self.targets), strict=True):
+            result = torch.empty_like(values)
+            for number in own.unique().tolist():
+                result[own == number] = turned(values[own == number], elements[number], kinds)
+            results.append(result)
+        return results[0], results[1]
+
+
+class FieldData(GridFields):
+    """Fields of an ``.npz`` file: pairs, or trajectories.
+
+    The file has ``inputs`` ``(N, C, *space)`` and ``targets`` ``(N, C', *space)``, or ``trajectories``
+    ``(N, T, C, *space)``, in the plane or in space, floating-point numbers. Of a trajectory every window of ``frames``
+    frames is an input, its frames one behind the other in the channels, and the target is the frame ``step`` frames
+    after the last of them. All windows of a trajectory are in one part.
+
+    Args:
+        path: the file.
+        inputs: the numbers of fields in the channels of the inputs, or of a frame, such as
+            ``{"scalar": 1, "vector": 1}``. A vector has as many channels as the grid has axes: the first is its
+            component along the last axis of the grid, the others are those against the direction of the axes before.
+        targets: likewise of the targets; None for trajectories, whose frames are both.
+        frames: the frames of an input.
+        step: from the last of them to the target.
+        num_train: pairs or trajectories to train with; None for all that the other parts leave.
+        num_valid, num_test: those of the other parts.
+        split_seed: of the order in which the test, the validation and the training part are taken.
+        **options: of :class:`GridFields`, such as ``batch_size`` and ``turn_train``.
+
+    Raises:
+        UserError: an argument of another kind; in ``setup``: a file that cannot be read or holds anything else.
+
+    In a configuration file::
+
+        task: fields
+        data:
+          class_path: escnn_attention.training.FieldData
+          init_args: {path: flow.npz, inputs: {vector: 1}, step: 5, num_valid: 10, num_test: 10}
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from escnn_attention.training import FieldData
+        >>> path = Path(tempfile.mkdtemp(), "flow.npz")
+        >>> np.savez(path, trajectories=np.zeros((10, 6, 2, 8, 8)))
+        >>> data = FieldData(path, {"vector": 1}, frames=2, step=3, num_valid=1, num_test=1, batch_size=4)
+        >>> data.setup("fit")
+        >>> [tuple(fields.shape) for fields in next(iter(data.train_dataloader()))], len(data.source("train"))
+        ([(4, 4, 8, 8), (4, 2, 8, 8)], 16)
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        inputs: Mapping[str, int],
+        targets: Mapping[str, int] | None = None,
+        frames: int = 1,
+        step: int = 1,
+        num_train: int | None = None,
+        num_valid: int = 1,
+        num_test: int = 1,
+        split_seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.path = Path(path)
+        counts = {"frames": frames, "step": step, "num_valid": num_valid, "num_test": num_test}
+        counts |= {} if num_train is None else {"num_train": num_train}
+        integers(**counts, split_seed=split_seed)
+        at_least(1, **counts)
+        at_least(0, split_seed=split_seed)
+        self.inputs, self.has_pairs = _kinds("inputs", inputs), targets is not None
+        self.targets = self.inputs if targets is None else _kinds("targets", targets)
+        self.frames, self.step, self.split_seed = frames, step, split_seed
+        self.numbers = (num_test, num_valid, num_train)
+        if self.has_pairs and (frames, step) != (1, 1):
+            raise UserError(f"frames, step: got {frames} and {step} with targets, needed 1 and 1: pairs have no frames")
+
+    def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
+        names = ("inputs", "targets") if self.has_pairs else ("trajectories",)
+        with npz_file(self.path) as file:
+            if missing := [name for name in names if name not in file]:
+                raise UserError(f"{self.path}: there is no array {missing[0]!r}, needed {' and '.join(names)}")
+            arrays = [self._checked(name, file[name]) for name in names]
+        if len({(len(array), array.shape[2:]) for array in arrays}) > 1:
+            shapes = " and ".join(str(tuple(array.shape)) for array in arrays)
+            raise UserError(f"{self.path}: inputs and targets must be as many, on one grid, found {shapes}")
+        rows = self._rows(len(arrays[0]))
+        if self.has_pairs:
+            return {part: _Pairs(arrays[0][rows[part]], arrays[1][rows[part]]) for part in parts}
+        return {part: _Windows(arrays[0][rows[part]], self.frames, self.step) for part in parts}
+
+    def _checked(self, name: str, array: npt.NDArray[Any]) -> Tensor:
+        kinds = self.targets if name == "targets" else self.inputs
+        before = 2 if name == "trajectories" else 1
+        dim = array.ndim - before - 1
+        if dim not in (2, 3) or array.dtype.kind != "f" or 0 in array.shape:
+            shape = "(N, T, C, *space)" if before == 2 else "(N, C, *space)"
+            raise UserError(
+                f"{self.path}: {name} must be floating-point numbers {shape} on a grid of 2 or 3 axes, found"
+                f" {array.dtype} {array.shape}"
+            )
+        channels = sum(count * (dim if kind == "vector" else 1) for kind, count in kinds.items())
+        if array.shape[before] != channels:
+            raise UserError(
+                f"{self.path}: {name} have {array.shape[before]} channels, needed {channels} for {dict(kinds)}"
+            )
+        if before == 2 and array.shape[1] < self.frames + self.step:
+            raise UserError(
+                f"frames, step: got {self.frames} and {self.step}, but {self.path} has trajectories of {array.shape[1]}"
+                " frames"
+            )
+        if not np.isfinite(array).all():
+            raise UserError(f"{self.path}: {name} must be finite numbers")
+        return torch.from_numpy(array.astype(np.float32))
+
+    def _rows(self, count: int) -> dict[str, Tensor]:
+        """The pairs or trajectories of each part, those of the training last, so that more of them change no other."""
+        test, valid, train = self.numbers
+        left = count - test - valid
+        if left < (train or 1):
+            needed = test + valid + (train or 1)
+            raise UserError(
+                f"num_train, num_valid, num_test: needed {needed} together, but {self.path} has {count}"
+                f" {'pairs' if self.has_pairs else 'trajectories'}"
+            )
+        order = torch.from_numpy(np.random.default_rng(self.split_seed).permutation(count))
+        sizes = [test, valid, train or left]
+        return dict(zip(("test", "valid", "train"), order[: sum(sizes)].split(sizes), strict=True))
+
+
+class PoissonOnTorus(GridFields):
+    r"""The electric field of charges on a torus, from their density: generated in a moment, without files.
+
+    .. math:: E = -\nabla \varphi, \qquad -\Delta \varphi = \varrho - \bar\varrho, \qquad
+        \varrho(x) = \sum_i q_i\, e^{-|x - x_i|^2 / 2 w^2}
+
+    with :math:`q_i = \pm 1` at random places of a torus of sides 2π, solved by fast Fourier transforms. The field at a
+    position depends on the charges everywhere. Both are in units of their standard deviation.
+
+    Args:
+        size: the positions along every axis.
+        dimensions: 2 or 3.
+        charges: the number of charges.
+        width: w, of a charge.
+        num_train, num_valid, num_test: the pairs of each part.
+        **options: of :class:`GridFields`, such as ``batch_size`` and ``turn_train``. The pairs are functions of the
+            seed, too.
+
+    Raises:
+        UserError: an argument of another kind or range, or as :class:`GridFields` raises.
+
+    In a configuration file::
+
+        task: fields
+        data:
+          class_path: escnn_attention.training.PoissonOnTorus
+          init_args: {num_train: 500, batch_size: 16}
+
+    Example:
+        >>> from escnn_attention.training import PoissonOnTorus
+        >>> data = PoissonOnTorus(size=16, dimensions=3, num_train=4, batch_size=2)
+        >>> data.setup("fit")
+        >>> [tuple(fields.shape) for fields in next(iter(data.train_dataloader()))]
+        [(2, 1, 16, 16, 16), (2, 3, 16, 16, 16)]
+    """
+
+    def __init__(
+        self,
+        size: int = 32,
+        dimensions: int = 2,
+        charges: int = 6,
+        width: float = 0.3,
+        num_train: int = 500,
+        num_valid: int = 100,
+        num_test: int = 200,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        numbers = {"num_train": num_train, "num_valid": num_valid, "num_test": num_test, "charges": charges}
+        integers(size=size, **numbers)
+        at_least(1, **numbers)
+        at_least(4, size=size)
+        one_of((2, 3), dimensions=dimensions)
+        if not 0 < width < np.inf:
+            raise UserError(f"width must be a positive length, got {width}")
+        self.inputs, self.targets = {"scalar": 1}, {"vector": 1}
+        self.size, self.dim, self.charges, self.width = size, dimensions, charges, width
+        self.numbers = dict(zip(_PARTS, (num_train, num_valid, num_test), strict=True))
+
+    def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
+        return {part: self._make(part) for part in parts}
+
+    def _make(self, part: str) -> _Pairs:
+        generator = np.random.default_rng((self.seed, _PARTS.index(part)))
+        places = generator.uniform(0, 2 * np.pi, (self.numbers[part], self.charges, self.dim))
+        charges = generator.choice([-1.0, 1.0], size=places.shape[:2])
+        waves = _waves(self.size, self.dim)
+        squares = (waves**2).sum(0)
+        smooth = np.exp(-squares * self.width**2 / 2) * (squares > 0)
+        # The variances of density and field, but for one factor: a charge is anywhere.
+        power = np.array([(smooth**2).sum(), (smooth**2 / squares.clip(min=1)).sum() / self.dim]) * self.charges
+        density = np.empty((len(places), 1, *self.dim * (self.size,)), dtype=np.float32)
+        field = np.empty((len(places), self.dim, *self.dim * (self.size,)), dtype=np.float32)
+        for i, (at, q) in enumerate(zip(places, charges, strict=True)):
+            modes = smooth * np.tensordot(q, np.exp(-1j * np.tensordot(at, waves, 1)), 1) * self.size**self.dim
+            density[i, 0] = _real(modes) / np.sqrt(power[0])
+            field[i] = electric_field(_real(modes)) / np.sqrt(power[1])
+        return _Pairs(torch.from_numpy(density), torch.from_numpy(field))
+
+
+def electric_field(density: Array) -> Array:
+    """E ``(d, *space)`` of a density ``(*space)`` on a torus of sides 2π, whose mean is left out."""
+    waves = _waves(density.shape[0], density.ndim)
+    squares = (waves**2).sum(0)
+    modes = np.fft.fftn(density) * (squares > 0) / squares.clip(min=1)
+    return np.stack([_real(-1j * wave * modes) for wave in waves])
+
+
+def _real(modes: npt.NDArray[np.complex128]) -> Array:
+    return np.fft.ifftn(modes).real
+
+
+def _waves(size: int, dim: int) -> Array:
+    """The wave vectors ``(dim, *space)``: the first coordinate along the last axis, the others against the axes before.
+
+    Those that a grid of even size cannot tell from their opposite are left out.
+    """
+    along = np.fft.fftfreq(size, 1 / size)
+    inside = np.abs(along) < size / 2
+    grids = np.meshgrid(*dim * [along * inside], indexing="ij")
+    whole = np.all(np.meshgrid(*dim * [inside], indexing="ij"), axis=0)
+    return np.stack([grids[dim - 1 - j] * (1 if j == 0 else -1) * whole for j in range(dim)])
+
+
+def _kinds(name: str, given: Mapping[str, int]) -> dict[str, int]:
+    if not isinstance(given, Mapping) or not given or not given.keys() <= {"scalar", "vector"}:
+        raise UserError(f'{name}: got {given!r}, needed numbers of "scalar", of "vector" or of both')
+    integers(**{f"{name}[{kind!r}]": count for kind, count in given.items()})
+    at_least(1, **{f"{name}[{kind!r}]": count for kind, count in given.items()})
+    return dict(given)

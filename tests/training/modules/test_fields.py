@@ -1,0 +1,92 @@
+"""Regression of fields: the relative error of every field, and training by the command."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from escnn import gspaces
+
+from escnn_attention.models import FieldUNet
+from escnn_attention.training import FieldModule, load_network
+from escnn_attention.training.experiment import run_experiment
+
+CONFIGURATION = """
+task: fields
+trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false, enable_model_summary: false}
+model:
+  network:
+    class_path: escnn_attention.models.FieldUNet
+    init_args:
+      gspace: {class_path: escnn.gspaces.flipRot2dOnR2, init_args: {N: 4}}
+      in_type: {scalar: 1}
+      out_type: {vector: 1}
+      widths: [1, 1]
+      convolutions: 1
+      attention: [0, 0]
+      padding_mode: circular
+data:
+  class_path: escnn_attention.training.PoissonOnTorus
+  init_args: {size: 8, num_train: 8, num_valid: 4, num_test: 6, batch_size: 4, turn_train: all}
+"""
+
+
+class Given(torch.nn.Module):
+    """A network that gives what it is given."""
+
+    def forward(self, x):
+        return x
+
+
+def test_relative_errors_over_the_whole_part():
+    torch.manual_seed(0)
+    module = FieldModule(Given(), fields=(1, 2))
+    outputs, targets = torch.randn(5, 3, 4, 6), torch.randn(5, 3, 4, 6) * torch.tensor([3.0, 1, 1]).view(3, 1, 1)
+    squares = [(outputs - targets).square().sum((0, 2, 3)), targets.square().sum((0, 2, 3))]
+    expected = torch.stack([squares[0][0] / squares[1][0], squares[0][1:].sum() / squares[1][1:].sum()])
+    for part in (slice(0, 3), slice(3, 5)):  # batches of two sizes
+        module._update(module.valid_squares, (outputs[part], targets[part]))
+    errors, rmse = module.valid_squares.compute()
+    torch.testing.assert_close(errors.float(), expected)
+    torch.testing.assert_close(rmse.float(), torch.stack([squares[0][0], squares[0][1:].sum()]).div(5 * 24).sqrt())
+    module.log_mean = lambda *arguments: None
+    torch.testing.assert_close(module.training_step((outputs, targets), 0), expected.mean())
+    # The control: fields that are divided in another way.
+    other = FieldModule(Given(), fields=(2, 1)).requires_grad_(False)
+    other.log_mean = lambda *arguments: None
+    assert (other.training_step((outputs, targets), 0) - expected.mean()).abs() > 1e-3
+
+
+def test_what_does_not_fit():
+    with pytest.raises(ValueError, match=r"fields: .* Given"):
+        FieldModule(Given())
+    with pytest.raises(ValueError, match=r"network: .* needed the same shape"):
+        FieldModule(Given(), (2,)).training_step((torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 4, 5)), 0)
+    with pytest.raises(ValueError, match=r"network: .* 3 channels"):
+        FieldModule(Given(), (3,)).training_step((torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 4, 4)), 0)
+
+
+def test_the_network_tells_the_fields():
+    network = FieldUNet(gspaces.rot2dOnR2(4), 1, {"vector": 1, "scalar": 2}, widths=(1,), attention=(1,), num_heads=1)
+    assert FieldModule(network).fields == (2, 1, 1)
+
+
+def test_training_and_testing_by_the_command(tmp_path):
+    (tmp_path / "small.yaml").write_text(CONFIGURATION)
+    folder = tmp_path / "run"
+    run_experiment(["fit", "--config", str(tmp_path / "small.yaml"), "--folder", str(folder)])
+    run_experiment(["test", "--folder", str(folder)])
+    measured = json.loads((folder / "test.json").read_text())
+    assert measured["error"] == measured["error_0"] > 0
+    run_experiment(["predict", "--folder", str(folder)])
+    header, *rows = (folder / "predictions.csv").read_text().splitlines()
+    assert header == "sample,rms_0,error_0"
+    assert len(rows) == 6
+    with np.load(folder / "predictions.npz") as file:
+        fields = torch.from_numpy(file["predictions"])
+    assert float(rows[2].split(",")[1]) == pytest.approx(fields[2].square().sum(0).mean().sqrt().item())
+    network = load_network(folder).double().eval()
+    x = torch.randn(1, 1, 8, 8, dtype=torch.float64)
+    quarter = network.in_type.fibergroup.elements[1]
+    turned = network(network.in_type(x).transform(quarter)).tensor
+    torch.testing.assert_close(turned, network(network.in_type(x)).transform(quarter).tensor, rtol=0, atol=1e-10)
