@@ -17,7 +17,7 @@ from escnn_attention.models.classifier import images_of
 from escnn_attention.models.convolutions import image_type, scalars_and_vectors
 from escnn_attention.models.hybrid import check_odd_widths, steerable_convolution
 from escnn_attention.models.pretrained import PretrainedMixin
-from escnn_attention.nn.arguments import PaddingMode, check_type
+from escnn_attention.nn.arguments import PaddingMode
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.nn.resample import AntialiasedPool, HalvingPool
@@ -242,12 +242,11 @@ class FieldUNet(PretrainedMixin, GridModule):
 
 def _field_type(name: str, value: Any, gspace: GSpace) -> FieldType:
     """A type over a gspace, given as such or by numbers of scalars and vectors."""
-    if isinstance(value, int):
+    if not isinstance(value, (FieldType, Mapping)):
         return image_type(gspace, check_int(name, value))
     image_type(gspace, 1)
     if isinstance(value, Mapping):
         return scalars_and_vectors(name, gspace, value)
-    check_type(name, value)
     if value.gspace != gspace:
         raise ValueError(f"{name}: got a type over {value.gspace.name}, needed one over {gspace.name}")
     return value

@@ -9,16 +9,20 @@ from typing import Any, cast
 import torch
 from escnn import gspaces
 from escnn.gspaces import GSpace
-from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialModule
 from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int, check_ints
+from escnn_attention.exporting.modules import exported
 from escnn_attention.groups.fibers import invariant_vectors
 from escnn_attention.models.classifier import InvariantLogits, images_of
 from escnn_attention.models.convolutions import image_type
 from escnn_attention.models.pretrained import PretrainedMixin
-from escnn_attention.nn.embeddings import PatchEmbedding, PositionTable
+from escnn_attention.nn.arguments import check_type
+from escnn_attention.nn.embeddings import PatchDecoder, PatchEmbedding, PositionTable
 from escnn_attention.nn.invariants import PowerSpectrum
+from escnn_attention.nn.module import GridModule
+from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.transformer import TransformerBlock, each_block
 from escnn_attention.plain.image_networks import ClassToken, VisionForward
 from escnn_attention.plain.image_networks import VisionTransformer as PlainVisionTransformer
@@ -47,8 +51,10 @@ class VisionTransformer(PretrainedMixin, VisionForward):
 
     Args:
         gspace: the symmetry; a finite group that maps a square onto itself, such as ``gspaces.flipRot2dOnR2(4)``.
-        in_channels: the channels of the images or volumes.
-        num_classes: the number of classes; None for the features of the token, without a head.
+        in_channels: the channels of the images or volumes; or a type of any fields, such as velocities.
+        num_classes: the number of classes; None for the features of the token, without a head; or a type of any fields,
+            which the network then gives on the grid of the images, by a norm and a :class:`PatchDecoder` behind the
+            equivariant blocks. There are no ordinary blocks then, no ``invariant`` and no ``class_token``.
         image_size: the positions along every axis of the images of the table, a multiple of ``patch_size``. For images
             of other sizes the table is interpolated.
         patch_size: the positions along every axis of a patch.
@@ -69,15 +75,17 @@ class VisionTransformer(PretrainedMixin, VisionForward):
         in_type: the type of the images.
         hidden_type: the type of the features.
         num_classes: the number of classes, or None.
+        out_type: the type of fields that the network gives, or None.
 
     Shape:
         ``(B, in_channels, *space)`` to ``(B, num_classes)``, in the plane or in space; without a head to
-        ``(B, fields · |H|)``.
+        ``(B, fields · |H|)``; of fields to ``(B, out_type.size, *space)``.
 
     Raises:
         TypeError: an argument is of another type.
         ValueError: a group that does not map a square onto itself, patches that do not divide the image, heads that do
-            not divide the fields, or a single field, whose norm is zero.
+            not divide the fields, or a single field, whose norm is zero; fields as output behind parts that are not
+            equivariant; a type over another gspace.
         NotImplementedError: the fiber group is continuous.
 
     Example:
@@ -101,8 +109,8 @@ class VisionTransformer(PretrainedMixin, VisionForward):
     def __init__(
         self,
         gspace: GSpace,
-        in_channels: int,
-        num_classes: int | None,
+        in_channels: int | FieldType,
+        num_classes: int | FieldType | None,
         *,
         image_size: int,
         patch_size: int,
@@ -118,7 +126,10 @@ class VisionTransformer(PretrainedMixin, VisionForward):
         block: Mapping[str, Any] | None = None,
     ):
         super().__init__()
-        in_type = image_type(gspace, in_channels)
+        in_type = _fields_of("in_channels", gspace, in_channels)
+        self.out_type: FieldType | None = None
+        if num_classes is not None and not isinstance(num_classes, int):
+            self.out_type, num_classes = _fields_of("num_classes", gspace, num_classes), None
         equivariant, ordinary = check_ints("num_blocks", num_blocks, 2, "equivariant and ordinary blocks", least=0)
         if check_int("image_size", image_size) % check_int("patch_size", patch_size):
             raise ValueError(f"image_size: patches of {patch_size} do not divide {image_size}")
@@ -126,6 +137,11 @@ class VisionTransformer(PretrainedMixin, VisionForward):
             raise ValueError(f"num_heads: {num_heads} heads do not divide {fields} fields")
         if num_classes is not None:
             check_int("num_classes", num_classes)
+        if self.out_type is not None and (ordinary or invariant or class_token):
+            raise ValueError(
+                f"num_classes: got a type of fields with num_blocks={tuple(num_blocks)}, invariant={invariant} and "
+                f"class_token={class_token}, needed num_blocks=({equivariant}, 0), invariant=False, class_token=False"
+            )
         order = gspace.fibergroup.order()
         hidden = 4 * fields if hidden_fields is None else check_int("hidden_fields", hidden_fields)
         tokens: dict[str, Any] = {"encoding": "none", "query": "own", "keys": "own", "shared_scores": True}
@@ -148,6 +164,10 @@ class VisionTransformer(PretrainedMixin, VisionForward):
             for own in options[:equivariant]
         )
         self.invariants = PowerSpectrum(self.hidden_type) if check_bool("invariant", invariant) else None
+        self.decoder = None
+        if self.out_type is not None:
+            norm = FieldLayerNorm(self.hidden_type, kind="fields", eps=norm_eps)
+            self.decoder = SequentialModule(norm, PatchDecoder(self.hidden_type, self.out_type, patch_size))
         read = self.hidden_type if self.invariants is None else self.invariants.out_type
         self.leave = torch.nn.Linear(read.size, self.plain_type.size)
         self.plain_blocks = torch.nn.ModuleList(
@@ -157,15 +177,20 @@ class VisionTransformer(PretrainedMixin, VisionForward):
         width = self.plain_type.size
         self.norm = torch.nn.LayerNorm(width, eps=norm_eps)
         self.head = torch.nn.Identity() if num_classes is None else torch.nn.Linear(width, num_classes)
+        if self.decoder is not None:
+            self.leave, self.norm = cast(torch.nn.Linear, torch.nn.Identity()), torch.nn.Identity()
 
-    def forward(self, input: GeometricTensor | Tensor) -> Tensor:
+    def forward(self, input: GeometricTensor | Tensor) -> Any:
         """The logits ``(B, num_classes)`` of images, as a GeometricTensor of type ``in_type`` or as a plain tensor.
+
+        Where the output is fields, a GeometricTensor gives one.
 
         Raises:
             TypeError: a tensor of another precision than the network.
             ValueError: a tensor of another type or shape, or one that patches do not divide.
         """
-        return super().forward(input)  # type: ignore[arg-type]
+        y = super().forward(input)  # type: ignore[arg-type]
+        return GeometricTensor(y, self.out_type) if self.out_type and isinstance(input, GeometricTensor) else y
 
     def tokens(self, input: GeometricTensor | Tensor) -> Tensor:
         """The features of all tokens behind the last norm, ``(B, 1 + registers + N, fields · |H|)``.
@@ -188,8 +213,10 @@ class VisionTransformer(PretrainedMixin, VisionForward):
         y: GeometricTensor = module(GeometricTensor(x, cast(EquivariantModule, module).in_type))
         return y.tensor
 
-    def as_fields(self) -> InvariantLogits:
+    def as_fields(self) -> EquivariantModule:
         """The network as an equivariant module, for :func:`escnn_attention.equivariance_report`."""
+        if self.out_type is not None:
+            return _Fields(self, self.in_type, self.out_type)
         return InvariantLogits(self, self.in_type, self.num_classes or self.plain_type.size)
 
     def export(self) -> torch.nn.Module:
@@ -209,7 +236,30 @@ class VisionTransformer(PretrainedMixin, VisionForward):
             [cast(TransformerBlock, block).export() for block in self.plain_blocks],
             copy.deepcopy(self.norm),
             copy.deepcopy(self.head),
+            None if self.decoder is None else exported(self.decoder),
         ).eval()
+
+
+class _Fields(GridModule):
+    """A network that gives fields, as an equivariant module."""
+
+    def __init__(self, network: torch.nn.Module, in_type: FieldType, out_type: FieldType):
+        super().__init__(in_type, out_type)
+        self.network = network
+
+    def forward(self, input: GeometricTensor) -> GeometricTensor:
+        y: GeometricTensor = self.network(input)
+        return y
+
+
+def _fields_of(name: str, gspace: GSpace, value: int | FieldType) -> FieldType:
+    """A type over a gspace, given as such or as a number of scalars."""
+    if isinstance(value, int):
+        return image_type(gspace, value)
+    image_type(gspace, 1)
+    if check_type(name, value).gspace != gspace:
+        raise ValueError(f"{name}: got a type over {value.gspace.name}, needed one over {gspace.name}")
+    return value
 
 
 def _irreps(gspace: GSpace, fields: int) -> FieldType:

@@ -121,6 +121,8 @@ class VisionForward(torch.nn.Module):
         plain_blocks: the blocks behind it.
         norm: of their features.
         head: from the features that are read to logits.
+        decoder: from the features of the patches behind the equivariant blocks to fields, in place of all that comes
+            behind these; None for logits.
     """
 
     token: ClassToken
@@ -130,16 +132,26 @@ class VisionForward(torch.nn.Module):
     plain_blocks: torch.nn.Sequential | torch.nn.ModuleList
     norm: torch.nn.Module
     head: torch.nn.Module
+    decoder: torch.nn.Module | None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.decoder is not None:
+            patches = self._embed(x)
+            rows = self._equivariant(patches).flatten(2)[..., -patches.shape[2:].numel() :]
+            return self._apply_module(self.decoder, rows.unflatten(2, patches.shape[2:]))
         logits: Tensor = self.head(self.token.read(self.tokens(x)))
         return logits
 
-    def tokens(self, x: Tensor) -> Tensor:
-        """The features of all tokens: see :meth:`escnn_attention.models.VisionTransformer.tokens`."""
-        y = self.token(self._embed(x))
+    def _equivariant(self, patches: Tensor) -> Tensor:
+        """The features of all tokens behind the equivariant blocks."""
+        y = self.token(patches)
         for block in self.blocks:
             y = self._apply_module(block, y)
+        return y
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """The features of all tokens: see :meth:`escnn_attention.models.VisionTransformer.tokens`."""
+        y = self._equivariant(self._embed(x))
         y = y if self.invariants is None else self._apply_module(self.invariants, y)
         z = mixed(self.leave, y)
         for block in self.plain_blocks:
@@ -162,8 +174,8 @@ class VisionTransformer(VisionForward):
 
     Args:
         stem: from images to features of patches, with their positions.
-        token, blocks, invariants, leave, plain_blocks, norm, head: as in :class:`VisionForward`; ``invariants`` is the
-            identity for the features themselves.
+        token, blocks, invariants, leave, plain_blocks, norm, head, decoder: as in :class:`VisionForward`;
+            ``invariants`` is the identity for the features themselves.
     """
 
     def __init__(
@@ -176,6 +188,7 @@ class VisionTransformer(VisionForward):
         plain_blocks: Sequence[torch.nn.Module],
         norm: torch.nn.Module,
         head: torch.nn.Module,
+        decoder: torch.nn.Module | None = None,
     ):
         super().__init__()
         self.stem = stem
@@ -186,6 +199,7 @@ class VisionTransformer(VisionForward):
         self.plain_blocks = torch.nn.Sequential(*plain_blocks)
         self.norm = norm
         self.head = head
+        self.decoder = decoder
 
     def _embed(self, x: Tensor) -> Tensor:
         y: Tensor = self.stem(x)

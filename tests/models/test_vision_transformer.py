@@ -3,6 +3,7 @@
 import pytest
 import torch
 from escnn import gspaces
+from escnn.nn import FieldType
 
 from escnn_attention import assert_equivariant
 from escnn_attention.models import VisionTransformer, from_pretrained
@@ -72,6 +73,30 @@ def test_features_are_equivariant_until_they_leave_the_group():
         torch.testing.assert_close(moved_token.tensor, token.transform_fibers(g).tensor)
 
 
+@pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
+def test_from_fields_to_fields(gspace, tmp_path):
+    vectors = FieldType(gspace, [gspace.basespace_action, gspace.trivial_repr])
+    options = SIZES | {"num_blocks": (2, 0), "class_token": False, "registers": 1}
+    network = VisionTransformer(gspace, vectors, vectors, **options).double()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    shape = (2, vectors.size, *[8] * gspace.dimensionality)
+    assert_equivariant(network.as_fields(), shape, tolerance=1e-11)
+    x = torch.randn(shape, dtype=torch.float64)
+    assert network(x).shape == shape
+    torch.testing.assert_close(network(vectors(x)).tensor, network(x))
+    torch.testing.assert_close(network.eval().export()(x), network(x), rtol=1e-12, atol=1e-12)
+    network.save_pretrained(tmp_path)
+    assert torch.equal(from_pretrained(tmp_path)(x), network(x))
+    grads = torch.autograd.grad(network(x).square().sum(), [*network.parameters()])
+    assert all(g.abs().max() > 0 for g in grads)
+    kernel = torch.randn_like(network.decoder[1].plain.kernel_and_bias(x)[0])  # the negative control
+    network.decoder[1].plain.kernel_and_bias = lambda like: (kernel, None)
+    with pytest.raises(AssertionError, match="equivarian"):
+        assert_equivariant(network.as_fields(), shape, tolerance=1e-3)
+
+
 def test_other_images_and_folders(tmp_path):
     network = drawn(GROUPS[0], invariant=True, block={"drop_path": 0.1}).float().eval()
     assert network(torch.randn(1, 2, 12, 10)).shape == (1, 3)
@@ -92,6 +117,11 @@ def test_bad_arguments():
             VisionTransformer(GROUPS[0], 2, 3, **(SIZES | {name: value}))
     with pytest.raises(TypeError, match=r"^encoding: .*no such option"):
         VisionTransformer(GROUPS[0], 2, 3, **SIZES, block={"encoding": "mlp"})
+    scalars = spaces.scalars(GROUPS[0], 2)
+    with pytest.raises(ValueError, match="num_classes: got a type of fields"):
+        VisionTransformer(GROUPS[0], 2, scalars, **SIZES)
+    with pytest.raises(ValueError, match="in_channels: got a type over"):
+        VisionTransformer(GROUPS[1], scalars, 3, **SIZES)
     with pytest.raises(ValueError, match="square grid"):
         VisionTransformer(gspaces.rot2dOnR2(8), 2, 3, **SIZES)
     with pytest.raises(ValueError, match=r"^input: .*of shape"):
