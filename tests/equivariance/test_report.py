@@ -283,13 +283,13 @@ def test_a_layer_that_gives_zeros_is_equivariant(c4):
 
 
 def test_the_tolerance_decides(c4):
-    convolution = nn.SequentialModule(nn.R2Conv(c4, c4, 3, padding=1))
-    error = equivariance_report(convolution, (1, 4, 5, 5)).relative_error  # of the basis, which escnn holds in float32
+    nearly = nn.SequentialModule(Pointwise(c4, lambda x: x + 1e-8 * ramp(x)))
+    error = equivariance_report(nearly, (1, 4, 5, 5)).relative_error
     assert 1e-9 < error < 1e-6
-    assert equivariance_report(convolution, (1, 4, 5, 5), tolerance=error / 2).inexact_layers == ("0 (R2Conv)",)
-    assert_equivariant(convolution, (1, 4, 5, 5), tolerance=error)
+    assert equivariance_report(nearly, (1, 4, 5, 5), tolerance=error / 2).inexact_layers == ("0 (Pointwise)",)
+    assert_equivariant(nearly, (1, 4, 5, 5), tolerance=error)
     with pytest.raises(AssertionError):
-        assert_equivariant(convolution, (1, 4, 5, 5), tolerance=error / 2)
+        assert_equivariant(nearly, (1, 4, 5, 5), tolerance=error / 2)
 
 
 def test_wrong_arguments(c4):
