@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from escnn import gspaces
-from escnn.nn import FieldType, GeometricTensor
+from escnn.nn import FieldType, GeometricTensor, SequentialModule
 from torch.utils.checkpoint import checkpoint
 
-from escnn_attention import equivariance_report
+from escnn_attention import PatchDecoder, PatchEmbedding, equivariance_report
 from escnn_attention.models import FieldUNet, from_pretrained
 from escnn_attention.plain.field_unet import Upsample
 
@@ -86,6 +86,19 @@ def test_on_a_torus_it_commutes_with_rolls_and_turns(antialiased):
     assert error(with_convolutions, 2) < 1e-10
     with pytest.raises(ValueError, match=r"input: .*torus of 8×9"):
         network(torch.randn(1, 3, 8, 9).double())
+
+
+def test_between_patches_it_is_exact():
+    space = gspaces.flipRot2dOnR2(4)
+    fields = FieldType(space, 2 * [space.regular_repr])
+    inner = FieldUNet(space, fields, fields, **SMALL)
+    parts = PatchEmbedding(vectors(space), fields, 4), inner, PatchDecoder(fields, vectors(space), 4)
+    network = SequentialModule(*parts).double().eval()
+    report = equivariance_report(network, (1, 3, 16, 16), layers=False)
+    assert report.relative_error < 1e-10
+    backbone = FieldUNet(space, fields, None, **SMALL, features_only=True).double()
+    maps = backbone(parts[0](network.in_type(torch.randn(1, 3, 16, 16).double())))
+    assert [m.shape[2] for m in maps] == [4, 2]
 
 
 def test_gradients_with_checkpointing():
