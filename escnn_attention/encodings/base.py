@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 import torch
@@ -35,6 +35,7 @@ class Needs:
     Attributes:
         queries: whether scores depend on queries.
         keys: whether they depend on keys; without, keys are 1 in every channel.
+        fields: the names of the projections, in the order of the rows of a projection's weight.
         key_bias: the number of leading channels of a head whose key bias changes the attention. In the other channels a
             bias adds the same to all scores of a query, which drops out of a softmax.
 
@@ -49,11 +50,11 @@ class Needs:
     queries: bool = True
     keys: bool = True
     key_bias: int = 0
+    fields: tuple[str, ...] = field(init=False, repr=False)
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The names of the projections, in the order of the rows of a projection's weight."""
-        return (*(("queries",) if self.queries else ()), "values", *(("keys",) if self.keys else ()))
+    def __post_init__(self) -> None:
+        names = (*(("queries",) if self.queries else ()), "values", *(("keys",) if self.keys else ()))
+        object.__setattr__(self, "fields", names)
 
 
 class Encoding(Versioned, ABC):
@@ -75,6 +76,8 @@ class Encoding(Versioned, ABC):
         rotates: whether it has :meth:`rotations`, which rotate queries and keys.
         rotates_values: whether they rotate values, too.
         has_start: whether :meth:`start` sets the initial weights of queries and keys.
+        per_head: whether every head has tables of its own; otherwise they share one.
+        table_heads: the leading dimension of tables, of a bound encoding: the number of heads, or one.
         bound: whether the parameters exist.
 
     Example:
@@ -96,11 +99,12 @@ class Encoding(Versioned, ABC):
     rotates: bool = False
     rotates_values: bool = False
     has_start: bool = False
+    per_head: bool = True
 
     def __init__(self) -> None:
         super().__init__()
         self.bound = False
-        self.dim = self.num_heads = self.channels = self.num_poses = 0
+        self.dim = self.num_heads = self.table_heads = self.channels = self.num_poses = 0
         self.pose_embedding: Parameter | None = None
         self.pose_network: torch.nn.Sequential | None = None
         self._relative: Tensor | None = None
@@ -147,6 +151,7 @@ class Encoding(Versioned, ABC):
         bound = copy.deepcopy(self)
         bound.bound = True
         bound.dim, bound.num_heads, bound.channels, bound.num_poses = dim, num_heads, channels, num_poses
+        bound.table_heads = num_heads if bound.per_head else 1
         if isinstance(pose_features, Tensor):
             bound._relative = pose_features.to(torch.get_default_dtype()).flatten(0, -2)
         elif pose_features:
@@ -195,13 +200,13 @@ class Encoding(Versioned, ABC):
         if self.has_poses:
             std = math.sqrt(0.5) if self.dim else 1.0
             if self._relative is None:
-                self.pose_embedding = Parameter(std * torch.randn(self._table_heads(), self.num_poses, self.channels))
+                self.pose_embedding = Parameter(std * torch.randn(self.table_heads, self.num_poses, self.channels))
             else:
                 self._build_pose_network(self._relative, std)
 
     def _build_pose_network(self, relative: Tensor, std: float) -> None:
         """A network of the features of a relative pose, ``(n, F)``, scaled as :meth:`_calibrate` scales offsets."""
-        self.pose_network = self._pose_mlp(relative.shape[-1], self._table_heads() * self._pose_channels())
+        self.pose_network = self._pose_mlp(relative.shape[-1], self.table_heads * self._pose_channels())
         first = self.pose_network[0]
         assert isinstance(first, torch.nn.Linear)
         # Features have unit variance each, whatever their number: hidden units bend once or twice over the group.
@@ -244,10 +249,6 @@ class Encoding(Versioned, ABC):
     def _pose_channels(self) -> int:
         """The channels of the pose term; where they are fewer than those of a head they are its last ones."""
         return self.channels
-
-    def _table_heads(self) -> int:
-        """The leading dimension of tables: one for each head, or one that all heads share."""
-        return self.num_heads
 
     @abstractmethod
     def _build_offsets(self) -> None:
@@ -341,8 +342,7 @@ class Encoding(Versioned, ABC):
         elif relative is None:
             raise ValueError("relative: got None, needed the features of relative poses, of which there is no table")
         else:
-            heads = self._table_heads()
-            values = self.pose_network(relative).unflatten(-1, (heads, -1)).movedim(-2, 0)
+            values = self.pose_network(relative).unflatten(-1, (self.table_heads, -1)).movedim(-2, 0)
         if values is None or values.shape[-1] == self.channels:
             return values
         return F.pad(values, (self.channels - values.shape[-1], 0))

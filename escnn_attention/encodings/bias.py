@@ -23,6 +23,7 @@ class Offers(Protocol):
 
     form: Literal["offsets", "features", "waves"] | None
     absolute: bool
+    rotates: bool
     rotates_values: bool
     dim: int
 
@@ -65,7 +66,7 @@ def positional_bias(
         relative: ``(|H|, P, F)``; the relative poses as features, for an encoding that was bound with some.
         log_measure: ``(P,)``; the logarithm of the measure of the poses of the keys. None where all are alike.
     """
-    spatial, query_spatial, rotary = None, None, encoding.rotations()
+    spatial, query_spatial, rotary = None, None, encoding.rotations() if encoding.rotates else None
     waves = encoding.waves() if encoding.form == "waves" else None
     if waves is None and positions is not None:
         # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
@@ -110,8 +111,10 @@ class EncodingBias(PairBias):
     def __init__(self, encoding: Offers, tables: PairTables):
         super().__init__(tables)
         self._encoding = encoding
-        self.in_frames = encoding.absolute or encoding.rotations() is not None
-        self._poses = None if self.in_frames else self._pose_term()
+        self.in_frames = encoding.absolute or encoding.rotates
+        poses = None if self.in_frames else _pose_values(encoding, tables.quotient, tables.relative)
+        poses = tables.of_pairs(None if poses is None else poses.movedim(-1, 1))
+        self._poses = None if poses is None else poses.movedim(1, -1)  # added to the keys: M or 1, |H|, J or 1, P, C
         self.adds_nothing = encoding.form is None and not self.in_frames and self._poses is None
         self.num_features = 0 if encoding.form is None or self.in_frames else encoding.num_features
 
@@ -132,12 +135,6 @@ class EncodingBias(PairBias):
         if not encoding.absolute:
             return bias
         return replace(bias, spatial=encoding.offsets(points.to(inverse.dtype) @ inverse.transpose(-1, -2)))
-
-    def _pose_term(self) -> Tensor | None:
-        """The term of the pose, which is added to the keys, ``(M or 1, |H|, J or 1, P, C)``."""
-        poses = _pose_values(self._encoding, self.tables.quotient, self.tables.relative)
-        poses = self.tables.of_pairs(None if poses is None else poses.movedim(-1, 1))
-        return None if poses is None else poses.movedim(1, -1)
 
     def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         q = q / math.sqrt(q.shape[-1])
@@ -177,8 +174,7 @@ class FromAllPoses:
         inverse: ``(|H|, d, d)``; the matrix of the inverse of every pose.
     """
 
-    absolute = False
-    rotates_values = False
+    absolute = rotates = rotates_values = False
 
     def __init__(self, encoding: Offers, inverse: Tensor):
         self.dim, self.form = encoding.dim, encoding.form

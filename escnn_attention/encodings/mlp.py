@@ -51,11 +51,8 @@ class MLPEncoding(Encoding):
     def num_features(self) -> int:
         return self.hidden if self.form == "features" else self.channels
 
-    def _table_heads(self) -> int:
-        return self.num_heads if self.per_head else 1
-
     def _build_offsets(self) -> None:
-        outputs = self._table_heads() * self.channels
+        outputs = self.table_heads * self.channels
         self.mlp = coordinate_mlp(self.dim, self.hidden, self.layers, outputs, self.normalize_hidden)
 
     def _pose_mlp(self, inputs: int, outputs: int) -> torch.nn.Sequential:
@@ -68,7 +65,7 @@ class MLPEncoding(Encoding):
         if self.mlp is None:
             return None
         values: Tensor = self.mlp(delta.reshape(-1, delta.shape[-1]))
-        return values.view(*delta.shape[:-1], self._table_heads(), self.channels).movedim(-2, 0)
+        return values.view(*delta.shape[:-1], self.table_heads, self.channels).movedim(-2, 0)
 
     def features(self, columns: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.mlp is None:
@@ -83,7 +80,7 @@ class MLPEncoding(Encoding):
                 columns = F.silu(columns, inplace=not torch.is_grad_enabled())  # the result of a linear map
             else:  # such as a norm, which acts on the last axis
                 columns = layer(columns.transpose(1, 2)).transpose(1, 2)
-        return columns, last.weight.unflatten(0, (self._table_heads(), self.channels))
+        return columns, last.weight.unflatten(0, (self.table_heads, self.channels))
 
     def extra_repr(self) -> str:
         return f"hidden={self.hidden}, layers={self.layers}, per_head={self.per_head}"
@@ -152,7 +149,7 @@ class SeparableEncoding(MLPEncoding):
 
     def _build_offsets(self) -> None:
         self.coordinates = torch.nn.ModuleList(
-            coordinate_mlp(1, self.hidden, self.layers, self._table_heads() * width, self.normalize_hidden)
+            coordinate_mlp(1, self.hidden, self.layers, self.table_heads * width, self.normalize_hidden)
             for width in self._widths
         )
 
@@ -162,9 +159,8 @@ class SeparableEncoding(MLPEncoding):
     def offsets(self, delta: Tensor) -> Tensor | None:
         if not self.dim:
             return None
-        heads = self._table_heads()
         parts = [
-            mlp(delta[..., i : i + 1]).unflatten(-1, (heads, width)).movedim(-2, 0)
+            mlp(delta[..., i : i + 1]).unflatten(-1, (self.table_heads, width)).movedim(-2, 0)
             for i, (mlp, width) in enumerate(zip(self.coordinates, self._widths, strict=True))
         ]
         values = torch.cat(parts, dim=-1)

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from escnn_attention.exporting.mode import exporting
+from escnn_attention.exporting.mode import exporting, packaging
 
 __all__ = ["Operator", "Passes", "exactly", "is_transformed", "needs_operators", "recompute"]
 
@@ -90,6 +90,7 @@ class Passes(Generic[Arguments]):
         empty: room for what the forward pass gives.
         plainly: the output by operations that autograd looks through, for all that the passes do not know:
             derivatives of the second order, in forward mode, and the transforms of ``torch.func``.
+        packaged: the output by an operator of a package, where there is one.
         keeps_output: whether the backward pass reads the output.
         backend: its name, for an error.
         instead: the backend that has derivatives of the second order with dropout, for the same error; empty where
@@ -100,6 +101,7 @@ class Passes(Generic[Arguments]):
     backward: Callable[[Arguments, Tensor, Tensor | None, Tensor, list[bool]], list[Tensor | None]]
     empty: Callable[[Arguments], tuple[Tensor, Tensor]]
     plainly: Callable[[Arguments], Tensor]
+    packaged: Callable[[Arguments], Tensor] | None = None
     keeps_output: bool = False
     backend: str = ""
     instead: str = ""
@@ -156,7 +158,8 @@ class Operator(Generic[Arguments]):
         """The output of the loop."""
         tensors = arguments[: self._tensors]
         if needs_operators(*tensors):
-            return self.passes.plainly(arguments)
+            packaged = self.passes.packaged
+            return (packaged if packaged is not None and packaging() else self.passes.plainly)(arguments)
         # What PyTorch does for an operator takes as long as a small layer: it is for those who follow it, and for
         # tensors that stand for something else.
         followed = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_in_torch_dispatch_mode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from escnn_attention.exporting.mode import in_programs
+from escnn_attention.exporting.mode import exporting
 
 __all__ = ["cached", "constant_result", "constant_tables", "kept", "shared_geometry"]
 
@@ -129,23 +130,19 @@ def kept(make: Callable[..., _T], *arguments: Any) -> _T:
     often all steps are. A change is noticed as autograd notices it. The result must hold none of the tensors and no
     view of one, or they would live for good.
     """
-    if not all(isinstance(a, Hashable) for a in arguments):
-        return make(*arguments)  # which says what is wrong with them
     result: _T = _outside(_look_up_kept)(make, *arguments)
     return result
 
 
-@in_programs(lambda look_up: look_up)
 def _outside(look_up: Callable[..., _T]) -> Callable[..., _T]:
-    """A function that compilers do not trace."""
+    """A function that compilers do not trace, but exports do."""
     # As a decorator it would import the compiler for those who have no use for one.
-    return torch.compiler.disable(look_up) if torch.compiler.is_compiling() else look_up
+    return torch.compiler.disable(look_up) if torch.compiler.is_compiling() and not exporting() else look_up
 
 
-@in_programs(torch.compiler.is_dynamo_compiling)
 def _unreadable() -> bool:
     """Whether Dynamo follows all that is done, as in strict exports: it cannot read context variables."""
-    return False
+    return exporting() and torch.compiler.is_dynamo_compiling()
 
 
 def _look_up(make: Callable[..., _T], *arguments: Any) -> _T:
@@ -166,16 +163,18 @@ _MOST_KEPT = 64
 """How many results :func:`kept` remembers; the first ones give way."""
 
 
-@in_programs(_look_up)
 def _look_up_kept(make: Callable[..., _T], *arguments: Any) -> _T:
     tensors = [a for a in arguments if isinstance(a, Tensor)]
-    if not all(map(_counts_changes, tensors)) or _in_fake_mode():
+    if exporting() or not all(map(_counts_changes, tensors)) or _in_fake_mode():
         return _look_up(make, *arguments)
-    key = (make, *(id(a) if isinstance(a, Tensor) else a for a in arguments))
+    key = make, *[id(a) if isinstance(a, Tensor) else a for a in arguments]
     state = [(t._version, t.data_ptr(), t.shape) for t in tensors]
-    before, references, result = _of_tensors.get(key, ([], [], None))
+    try:
+        before, references, result = _of_tensors.get(key, ([], [], None))
+    except TypeError:  # an argument cannot be looked up
+        return make(*arguments)  # which says what is wrong with it
     # The identity of a tensor that is gone may be that of another.
-    if before == state and tensors and all(r() is t for r, t in zip(references, tensors, strict=True)):
+    if before == state and tensors and all(map(operator.is_, [r() for r in references], tensors)):
         return result  # type: ignore[no-any-return]
     result = _look_up(make, *arguments)
     # What is made in inference mode is of no use to training.

@@ -51,6 +51,7 @@ class Grid:
         scale: the unit of the coordinates in units of the offsets: the offset between two positions is ``scale`` times
             the difference of their coordinates.
         complete: whether every position sees every other.
+        trimmed: a window for the same neighbourhoods that does not reach beyond the grid: see :func:`trimmed`.
         key: what the tables follow from, equal for equal grids.
 
     Raises:
@@ -84,7 +85,7 @@ class Grid:
         check_grid(self.shape)
         self.window = window
         self.num_positions = math.prod(self.shape)
-        self.complete = window.looks_everywhere
+        self.complete, self.trimmed = window.looks_everywhere, trimmed(self.shape, window)
         self.frame, self.spacing = frame, spacing
         self._periods = _periods(self.shape, window.shape)
         _check_torus(self._periods, window)

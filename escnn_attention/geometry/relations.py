@@ -134,7 +134,8 @@ class Offset(Relation):
         return dim
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        return nearest_image(key - query, self.period)
+        offset = key - query
+        return offset if self.period is None else nearest_image(offset, self.period)
 
     def in_units(self, length: float) -> Relation:
         if self.period is None or length == 1:

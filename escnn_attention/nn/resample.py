@@ -42,11 +42,9 @@ class Crop(PlainModule):
     Source: the published implementation of GSA-Nets, which crops where a convolution without padding would.
     """
 
-    resizes = True
-
     def __init__(self, in_type: FieldType, margin: int):
         super().__init__(check_type("in_type", in_type), in_type, PlainCrop(check_int("margin", margin, least=0)))
-        self.margin = margin
+        self.margin, self.resizes = margin, margin > 0
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""

@@ -169,8 +169,8 @@ class LayerNorm(ExactBuffers):
             weight = self.weight.index_select(0, self.field[::step])
         if self.bias is not None:
             bias = self.invariants @ self.bias
-            bias = bias if step == 1 else bias[::step]
-        return tuple(None if t is None else t.to(y.dtype) for t in (weight, bias))  # type: ignore[return-value]
+            bias = (bias if step == 1 else bias[::step]).to(y.dtype)
+        return None if weight is None else weight.to(y.dtype), bias
 
     def extra_repr(self) -> str:
         kind = "" if self.kind == "layer" else f"kind={self.kind!r}, "

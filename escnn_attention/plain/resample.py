@@ -25,6 +25,8 @@ class Crop(torch.nn.Module):
         self.margin = margin
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.margin:
+            return x
         check_grid(x.shape[2:])
         for axis in range(2, x.dim()):
             x = x.narrow(axis, self.margin, x.shape[axis] - 2 * self.margin)

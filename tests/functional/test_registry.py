@@ -28,14 +28,14 @@ def test_a_backend_that_refuses_says_why_and_auto_passes_it_over(monkeypatch):
 
     monkeypatch.setitem(BACKENDS, "picky", Backend(fail, lambda *_: "there is no Tuesday in the input"))
     monkeypatch.setattr(ON_GRIDS, "preference", lambda _: ("picky", "blocked"))
-    with pytest.raises(ValueError, match="backend: 'picky' cannot serve this call: there is no Tuesday"):
+    with pytest.raises(ValueError, match=r"backend: .*no Tuesday"):
         attention(*arguments(), backend="picky")
     torch.testing.assert_close(attention(*arguments()), attention(*arguments(), backend="reference"))
 
 
 def test_own_poses_are_those_of_the_output():
     q, k, v, grid, _ = arguments()
-    with pytest.raises(ValueError, match="query: got 'own' for 1 poses of queries, needed the 3 poses of the output"):
+    with pytest.raises(ValueError, match=r"query: .*needed the 3"):
         attention(q, k, v, grid, PositionalBias(3))
     assert attention(q, k, v, grid, PositionalBias(3), query="all").shape[3] == 3
 

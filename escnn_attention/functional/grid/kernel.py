@@ -14,20 +14,18 @@ import torch
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.exporting.mode import in_packages
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.call import QueryMode
 from escnn_attention.functional.grid import portable
 from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.geometry.cache import constant_tables
-from escnn_attention.geometry.grid import Grid, steps_within, trimmed
+from escnn_attention.geometry.grid import Grid, steps_within
 from escnn_attention.geometry.windows import Window, WindowShape
 
 __all__ = [
     "LOG2E",
     "Arguments",
     "GridLoop",
-    "empty_output",
     "steps_of",
     "why_not_a_table",
     "why_not_on_the_cpu",
@@ -120,10 +118,10 @@ class GridLoop:
 
     Args:
         backend: its name.
-        forward_pass: gives the output ``(M, B, N, H, C)``, and numbers that the backward pass needs.
+        forward_pass: gives the output ``(M, B, N, |H|, C)``, and numbers that the backward pass needs.
         backward_pass: from the arguments, the gradient of the output, the output and those numbers to the gradients of
             the leaves, None for those that there are not.
-        empty_sums: room for those numbers.
+        empty: room for the output and those numbers.
         packaged: the output as an operator in a package, where there is one.
         laid_out: queries, keys or values as the passes need them in memory.
     """
@@ -133,7 +131,7 @@ class GridLoop:
         backend: str,
         forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]],
         backward_pass: Callable[[Arguments, Tensor, Tensor, Tensor], list[Tensor | None]],
-        empty_sums: Callable[[Arguments], Tensor],
+        empty: Callable[[Arguments], tuple[Tensor, Tensor]],
         packaged: Callable[[Arguments], Tensor] | None = None,
         laid_out: Callable[[Tensor], Tensor] = Tensor.contiguous,
     ):
@@ -143,13 +141,11 @@ class GridLoop:
             assert out is not None
             return backward_pass(arguments, grad, out, sums)
 
-        def empty(arguments: Arguments) -> tuple[Tensor, Tensor]:
-            return empty_output(arguments), empty_sums(arguments)
-
-        passes = Passes(forward_pass, backward, empty, _plainly, keeps_output=True, backend=backend, instead="blocked")
+        passes = Passes(
+            *(forward_pass, backward, empty, _plainly, packaged), keeps_output=True, backend=backend, instead="blocked"
+        )
         self.laid_out = laid_out
         self.operator = Operator(backend, Arguments, _LEAVES, passes)
-        self.run = in_packages(packaged)(self._run) if packaged else self._run
 
     def __call__(self, call: GridCall, chunk: int) -> Tensor:
         """The output of a call on a grid; ``chunk`` is how many numbers are worked on at once."""
@@ -157,21 +153,21 @@ class GridLoop:
         window = positions.window
         cos = sin = readout = None
         if not positions.complete:
-            bias = bias.explicit(call.offsets)
+            bias = bias if bias.waves is None else bias.explicit(call.offsets)
             # What is beyond the grid would be places that are not there.
-            window, rows = trimmed(positions.shape, window) if call.one_set else (window, None)
+            window, rows = positions.trimmed if call.one_set else (window, None)
             if rows is not None and bias.spatial is not None:
                 bias = replace(bias, spatial=bias.spatial[:, :, rows])
         elif bias.waves is not None:
             readout = bias.waves.readout
             cos, sin = bias.waves.phases(_points(call))
         dtype, exact = call.v.dtype, working_precision(call.v.dtype)
-        q, k, v = (self.laid_out(t.to(exact)) for t in (call.q, call.k, call.v))
-        others = (None if t is None else t.to(exact) for t in (bias.spatial, bias.pose, cos, sin, readout))
+        q, k, v = map(self.laid_out, (call.q.to(exact), call.k.to(exact), call.v.to(exact)))
+        others = [None if t is None else t.to(exact) for t in (bias.spatial, bias.pose, cos, sin, readout)]
         spatial, pose, cos, sin, readout = others
         arguments = Arguments(
             *(q, k, v, spatial, pose, cos, sin, readout),
-            seed=torch.randint(2**62, (1,), device=q.device) if call.dropout else None,
+            seed=torch.randint(2**62, (1,), device=call.q.device) if call.dropout else None,
             num_poses=bias.num_poses,
             shape=list(positions.shape),
             key_shape=list(call.key_grid.shape),
@@ -183,11 +179,8 @@ class GridLoop:
             dropout=call.dropout,
             chunk=chunk,
         )
-        return self.run(arguments).to(dtype)
-
-    def _run(self, arguments: Arguments) -> Tensor:
         run = self.operator if arguments.q.shape[1] else _plainly  # The loop has no images to go over.
-        return run(arguments)
+        return run(arguments).to(dtype)
 
 
 def _points(call: GridCall) -> Tensor:
@@ -227,12 +220,6 @@ def _everything_at_once(call: Arguments, query: QueryMode) -> Tensor:
         score = score + torch.einsum("mbnhjf,mhkf->mbnhjk", wide, waves.expand(len(q), -1, -1, -1)).unsqueeze(-1)
     p = (score / math.sqrt(q.shape[-1])).flatten(-2).softmax(-1).unflatten(-1, score.shape[-2:])
     return torch.einsum("mbnhjkp,mbkpc->mbnhc", p, call.v)
-
-
-def empty_output(call: Arguments) -> Tensor:
-    """Room for the output."""
-    heads, batch, positions, _, channels = call.q.shape
-    return call.q.new_empty(heads, batch, positions, call.num_poses, channels)
 
 
 @constant_tables

@@ -23,14 +23,13 @@ from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.grid.kernel import (
     Arguments,
     GridLoop,
-    empty_output,
     steps_of,
     why_not_on_the_cpu,
     why_unsupported_grid,
 )
 from escnn_attention.functional.memory import chunk_size
-from escnn_attention.functional.native.arguments import Array, num_threads
-from escnn_attention.functional.native.build import FOLDER, Kernel, archive, why_no_compiler
+from escnn_attention.functional.native.arguments import Array, Kernel, num_threads
+from escnn_attention.functional.native.build import FOLDER, archive, why_no_compiler
 from escnn_attention.geometry.cache import constant_result, constant_tables
 from escnn_attention.geometry.grid_pair import cell_of, cell_tables
 from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
@@ -175,8 +174,9 @@ def _prepared(call: Arguments) -> LoopArguments:
         call.v.contiguous(),
         None if call.spatial is None else call.spatial.contiguous(),
         None if call.pose is None else call.pose.contiguous(),
-        waves=_waves(call),
-        amplitudes=None if call.readout is None else _amplitudes(q, call.readout),
+        # Cosines and sines of the phases side by side, and what every query sees of these waves.
+        waves=None if call.cos is None or call.sin is None else torch.cat([call.cos, call.sin], dim=-1),
+        amplitudes=None if call.readout is None else (q.flatten(1, -2) @ call.readout).unflatten(1, q.shape[1:-1]),
         shape=space.shape,
         key_shape=space.key_shape,
         steps=space.steps,
@@ -227,24 +227,15 @@ def _line(positions: int) -> _Space:
     return _Space(shape, shape, torch.zeros(0, 3, dtype=torch.long), torch.zeros(2, dtype=torch.long))
 
 
-def _waves(call: Arguments) -> Tensor | None:
-    """Cosines and sines of the phases, side by side: ``(M or 1, H, N, 2F)``, or None without waves."""
-    return None if call.cos is None or call.sin is None else torch.cat([call.cos, call.sin], dim=-1)
-
-
-def _amplitudes(q: Tensor, readout: Tensor) -> Tensor:
-    """Amplitudes of the waves that every query sees, ``(M, B, N, J, 2F)``."""
-    return (q.flatten(1, -2) @ readout).unflatten(1, q.shape[1:-1])
-
-
-def _empty_sums(call: Arguments) -> Tensor:
-    """Room for what the backward pass makes probabilities from."""
-    heads, batch, positions, poses, _ = call.q.shape
-    return call.q.new_empty(heads, batch, 2, call.num_poses if call.sum_query_poses else 1, poses, positions)
+def _empty(call: Arguments) -> tuple[Tensor, Tensor]:
+    """Room for the output, and for what the backward pass makes probabilities from."""
+    heads, batch, positions, poses, channels = call.q.shape
+    sums = call.q.new_empty(heads, batch, 2, call.num_poses if call.sum_query_poses else 1, poses, positions)
+    return call.q.new_empty(heads, batch, positions, call.num_poses, channels), sums
 
 
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
-    out, sums = empty_output(call), _empty_sums(call)
+    out, sums = _empty(call)
     KERNEL.run(out.dtype, _prepared(call), LoopResults(out, sums))
     return out, sums
 
@@ -271,4 +262,4 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
     return [grad_q, grad_k, grad_v, grad_spatial, grad_pose, grad_cos, grad_sin, grad_readout]
 
 
-_loop = GridLoop("native", _forward_pass, _backward_pass, _empty_sums, _packaged)
+_loop = GridLoop("native", _forward_pass, _backward_pass, _empty, _packaged)

@@ -41,7 +41,6 @@ from escnn_attention.functional.grid.triton_launch import (
 )
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.geometry.cache import constant_result
-from escnn_attention.geometry.grid import trimmed
 
 __all__ = ["MAX_PRODUCTS", "PRODUCTS_PER_CHUNK", "attention", "why_not_run", "why_unsupported"]
 
@@ -107,7 +106,7 @@ def attention(call: GridCall) -> Tensor:
     """Attention by kernels that Triton compiles: see :func:`escnn_attention.functional.attention`."""
     number_size = max(4, call.q.element_size())
     chunk = chunk_size(_products_per_chunk(call.q.device, number_size), number_size, copies=2)
-    window, _ = trimmed(call.query_grid.shape, call.query_grid.window)
+    window, _ = call.query_grid.trimmed
     # Before the operator is called: what is made inside belongs to a graph that may be recorded there.
     steps(call.query_grid.shape, window.kernel_size or 0, window.shape, window.dilation, call.q.device)
     return _loop(call, chunk)
@@ -160,6 +159,12 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
     return [*(_as_projected(t, call) for t in grads), *gradients_of_terms(of_tables, call)]
 
 
+def _empty(call: Arguments) -> tuple[Tensor, Tensor]:
+    """Room for the output and for the logarithms of the sums."""
+    heads, batch, positions, _, channels = call.q.shape
+    return call.q.new_empty(heads, batch, positions, call.num_poses, channels), _empty_sums(call)
+
+
 def _empty_sums(call: Arguments) -> Tensor:
     """Room for the logarithms of the sums, ``(M, B, T, N)`` for T pairs of an output and a query pose."""
     heads, batch, positions, _, _ = call.q.shape
@@ -171,7 +176,7 @@ def _pairs(call: Arguments) -> int:
     return call.num_poses * (call.q.shape[3] if call.sum_query_poses else 1)
 
 
-_loop = GridLoop("triton", _forward_pass, _backward_pass, _empty_sums, laid_out=positions_side_by_side)
+_loop = GridLoop("triton", _forward_pass, _backward_pass, _empty, laid_out=positions_side_by_side)
 
 
 def _images(t: Tensor) -> Tensor:

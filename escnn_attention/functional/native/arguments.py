@@ -20,18 +20,26 @@ A test compares them with the lists, and a library whose structure has another s
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import logging
 import struct
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from escnn_attention.functional.native import build
+from escnn_attention.functional.native.build import NotBuilt
+from escnn_attention.functional.native.shipped import shipped_library
 from escnn_attention.geometry.cache import constant_result
 
-__all__ = ["LOOPS", "Arguments", "Array", "Members", "Results", "Structure", "num_threads"]
+__all__ = ["LOOPS", "Arguments", "Array", "Kernel", "Members", "Results", "Structure", "num_threads"]
+
+_logger = logging.getLogger(__name__)
 
 LOOPS = ("grid.native", "points.native", "points.pair_mlp")
 """The modules of :mod:`escnn_attention.functional` that have a compiled loop, a ``KERNEL``."""
@@ -132,7 +140,7 @@ class Structure(Generic[Arguments, Results]):
             results: what is filled or read besides them.
             gradients: of the differentiable arguments, None for those that need none; without it, of none.
         """
-        arrays = [arguments[i] for i in self._arrays]
+        arrays = list(map(arguments.__getitem__, self._arrays))
         integers = [int(arguments[i]) if type(arguments[i]) is bool else arguments[i] for i in self._integers]
         for places in self._sizes:
             for i, axis in places:
@@ -144,7 +152,7 @@ class Structure(Generic[Arguments, Results]):
         integers.append(num_threads())
         arrays += results
         arrays += self._no_gradients if gradients is None else gradients
-        return Members(arrays, integers, [arguments[i] for i in self._doubles])
+        return Members(arrays, integers, list(map(arguments.__getitem__, self._doubles)))
 
     def pack(self, members: Members) -> bytes:
         """The members as they lie in memory."""
@@ -170,6 +178,80 @@ class Structure(Generic[Arguments, Results]):
             "",
         ]
         return "\n".join(lines)
+
+
+class Kernel(Generic[Arguments, Results]):
+    """A loop in C++ for numbers of either precision, which is loaded, or built, where it is first asked for.
+
+    The file defines ``int escnn_attention(const Arguments*)``, which gives 0 unless memory was short, for numbers of
+    the type ``NUMBER``, and ``int64_t escnn_attention_size()``, which gives the size of ``Arguments``.
+
+    Args:
+        source: the file.
+        purpose: what takes longer without it, for a warning.
+        arguments, results: the lists of its ``Arguments``
+            (:class:`~escnn_attention.functional.native.arguments.Structure`).
+
+    Attributes:
+        header: the file of ``Arguments`` in C++.
+    """
+
+    def __init__(self, source: Path, purpose: str, arguments: type[Arguments], results: type[Results]):
+        self.source, self._purpose = source, purpose
+        self.header = source.with_suffix("") / "arguments.h"
+        self.structure = Structure(arguments, results)
+        self._found: dict[torch.dtype, Callable[..., int] | NotBuilt] = {}
+
+    def _function(self, dtype: torch.dtype) -> Callable[..., int] | NotBuilt:
+        """The loop, or why there is none: what failed once is not tried at every call."""
+        if dtype not in self._found:
+            number = {torch.float32: "float", torch.float64: "double"}[dtype]
+            try:
+                shipped = shipped_library(f"{self.source.stem}-{number}")
+                self._found[dtype] = self._checked(shipped or build.library(self.source, f"NUMBER={number}"))
+            except NotBuilt as reason:
+                if not any(isinstance(found, NotBuilt) for found in self._found.values()):
+                    _logger.warning("%s takes several times longer on the CPU: %s", self._purpose, reason)
+                self._found[dtype] = reason
+        return self._found[dtype]
+
+    def _checked(self, built: ctypes.CDLL) -> Callable[..., int]:
+        """The loop of a library that was built for the same arguments."""
+        size_of = built.escnn_attention_size
+        size_of.restype = ctypes.c_int64
+        got, needed = size_of(), self.structure.num_bytes
+        if got != needed:
+            raise RuntimeError(f"{self.source.name}: got a library whose arguments have {got} bytes, needed {needed}")
+        function: Callable[..., int] = built.escnn_attention
+        return function
+
+    def why_not_built(self, dtype: torch.dtype) -> str | None:
+        """Why there is no loop for numbers of this type, if there is none."""
+        function = self._function(dtype)
+        return str(function) if isinstance(function, NotBuilt) else None
+
+    def run(
+        self,
+        dtype: torch.dtype,
+        arguments: Arguments,
+        results: Results,
+        gradients: Sequence[Tensor | None] | None = None,
+    ) -> None:
+        """Run the loop on contiguous tensors.
+
+        Args:
+            dtype: of the numbers.
+            arguments: the arguments.
+            results: what the loop fills, or its backward pass reads.
+            gradients: in the backward pass, those of the differentiable arguments; None for those that need none.
+
+        Raises:
+            RuntimeError: there is not enough memory.
+        """
+        function = self._found.get(dtype) or self._function(dtype)
+        assert not isinstance(function, NotBuilt)
+        if function(self.structure.pack(self.structure.members(arguments, results, gradients))):
+            raise RuntimeError(f"native: can't allocate memory for {self._purpose}")
 
 
 def _annotated(kind: type) -> dict[str, tuple[Any, Any]]:

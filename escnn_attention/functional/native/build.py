@@ -18,20 +18,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-import torch
-from torch import Tensor
-
-from escnn_attention.functional.native.arguments import Arguments, Results, Structure
 from escnn_attention.functional.native.library_folder import LibraryFolder
-from escnn_attention.functional.native.shipped import shipped_library
 
-__all__ = ["FOLDER", "Kernel", "NotBuilt", "archive", "find_compiler", "library", "why_no_compiler"]
+__all__ = ["FOLDER", "NotBuilt", "archive", "find_compiler", "library", "why_no_compiler"]
 
 _T = TypeVar("_T")
 
@@ -53,80 +48,6 @@ _PATIENCE_S = 300.0
 
 class NotBuilt(OSError):
     """There is no library, and why."""
-
-
-class Kernel(Generic[Arguments, Results]):
-    """A loop in C++ for numbers of either precision, which is loaded, or built, where it is first asked for.
-
-    The file defines ``int escnn_attention(const Arguments*)``, which gives 0 unless memory was short, for numbers of
-    the type ``NUMBER``, and ``int64_t escnn_attention_size()``, which gives the size of ``Arguments``.
-
-    Args:
-        source: the file.
-        purpose: what takes longer without it, for a warning.
-        arguments, results: the lists of its ``Arguments``
-            (:class:`~escnn_attention.functional.native.arguments.Structure`).
-
-    Attributes:
-        header: the file of ``Arguments`` in C++.
-    """
-
-    def __init__(self, source: Path, purpose: str, arguments: type[Arguments], results: type[Results]):
-        self.source, self._purpose = source, purpose
-        self.header = source.with_suffix("") / "arguments.h"
-        self.structure = Structure(arguments, results)
-        self._found: dict[torch.dtype, Callable[..., int] | NotBuilt] = {}
-
-    def _function(self, dtype: torch.dtype) -> Callable[..., int] | NotBuilt:
-        """The loop, or why there is none: what failed once is not tried at every call."""
-        if dtype not in self._found:
-            number = {torch.float32: "float", torch.float64: "double"}[dtype]
-            try:
-                shipped = shipped_library(f"{self.source.stem}-{number}")
-                self._found[dtype] = self._checked(shipped or library(self.source, f"NUMBER={number}"))
-            except NotBuilt as reason:
-                if not any(isinstance(found, NotBuilt) for found in self._found.values()):
-                    _logger.warning("%s takes several times longer on the CPU: %s", self._purpose, reason)
-                self._found[dtype] = reason
-        return self._found[dtype]
-
-    def _checked(self, built: ctypes.CDLL) -> Callable[..., int]:
-        """The loop of a library that was built for the same arguments."""
-        size_of = built.escnn_attention_size
-        size_of.restype = ctypes.c_int64
-        got, needed = size_of(), self.structure.num_bytes
-        if got != needed:
-            raise RuntimeError(f"{self.source.name}: got a library whose arguments have {got} bytes, needed {needed}")
-        function: Callable[..., int] = built.escnn_attention
-        return function
-
-    def why_not_built(self, dtype: torch.dtype) -> str | None:
-        """Why there is no loop for numbers of this type, if there is none."""
-        function = self._function(dtype)
-        return str(function) if isinstance(function, NotBuilt) else None
-
-    def run(
-        self,
-        dtype: torch.dtype,
-        arguments: Arguments,
-        results: Results,
-        gradients: Sequence[Tensor | None] | None = None,
-    ) -> None:
-        """Run the loop on contiguous tensors.
-
-        Args:
-            dtype: of the numbers.
-            arguments: the arguments.
-            results: what the loop fills, or its backward pass reads.
-            gradients: in the backward pass, those of the differentiable arguments; None for those that need none.
-
-        Raises:
-            RuntimeError: there is not enough memory.
-        """
-        function = self._function(dtype)
-        assert not isinstance(function, NotBuilt)
-        if function(self.structure.pack(self.structure.members(arguments, results, gradients))):
-            raise RuntimeError(f"native: can't allocate memory for {self._purpose}")
 
 
 @cache

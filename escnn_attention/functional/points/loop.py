@@ -66,7 +66,7 @@ class _CompiledChunks(Chunks):
             # All query poses see the same: where they do not, this loop does not serve.
             pose = terms.poses.squeeze(2).transpose(-1, -2)
         if extra is not None:
-            rows = (self.call.num_poses, query_poses if summed else 1)
+            rows = (self.call.bias.num_poses, query_poses if summed else 1)
             extra = extra.expand(v.shape[1], *rows, *extra.shape[3:]).flatten(1, 2)
         arguments = native.Arguments(
             q=None if terms.q is None else _of_rows(terms.q),
@@ -82,7 +82,7 @@ class _CompiledChunks(Chunks):
             keys=some.keys,
             log_measure=None if self.measure is None else self.measure.expand(-1, v.shape[2]),
             seed=None,
-            num_poses=self.call.num_poses,
+            num_poses=self.call.bias.num_poses,
             query_poses=query_poses,
             exclusive_keys=some.queries is some.keys,
             padded=some.padded,

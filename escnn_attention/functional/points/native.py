@@ -15,12 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.exporting.mode import in_packages
 from escnn_attention.exporting.packaged import PackagedLoop
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.call import Normalization
-from escnn_attention.functional.native.arguments import Array
-from escnn_attention.functional.native.build import FOLDER, Kernel, archive, why_no_compiler
+from escnn_attention.functional.native.arguments import Array, Kernel
+from escnn_attention.functional.native.build import FOLDER, archive, why_no_compiler
 from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.functional.points.weights import Weights
 from escnn_attention.geometry.cache import constant_result
@@ -117,15 +116,6 @@ _packaged_loop = PackagedLoop("points", archive, why_no_compiler)
 _LEAVES = KERNEL.structure.differentiable
 
 
-def attend_in_package(arguments: Arguments) -> Tensor:
-    """The output ``(M, G · A, H, C)``, by an operator of a package."""
-    # Without gradients it does not matter whether groups share keys.
-    exact = prepared(arguments)._replace(exclusive_keys=True)
-    shape = (len(exact.v), exact.queries.numel(), exact.num_poses, exact.v.shape[3])
-    return _packaged_loop(exact.v.dtype, KERNEL.structure.members(exact, Results()), shape)
-
-
-@in_packages(attend_in_package)
 def attend(arguments: Arguments) -> Tensor:
     """The output ``(M, G · A, H, C)``, in single precision at least."""
     exact = prepared(arguments)
@@ -140,9 +130,8 @@ def prepared(arguments: Arguments) -> Arguments:
     if pose is not None:
         # Whole vectors.
         arguments = arguments._replace(pose=F.pad(pose, (0, -pose.shape[-1] % (_VECTOR_BYTES // dtype.itemsize))))
-    exact: dict[str, Any] = {
-        name: None if t is None else t.to(dtype).contiguous() for name, t in arguments.leaves.items()
-    }
+    leaves = arguments.leaves
+    exact: dict[str, Any] = {n: None if t is None else t.to(dtype).contiguous() for n, t in leaves.items()}
     return arguments._replace(
         **exact,
         queries=arguments.queries.long().contiguous(),
@@ -157,6 +146,13 @@ def _empty(call: Arguments) -> tuple[Tensor, Tensor]:
     heads, queries = len(call.v), call.queries.numel()
     out = call.v.new_zeros(heads, queries, call.num_poses, call.v.shape[-1])
     return out, call.v.new_empty(heads, queries, call.score_rows, 2)
+
+
+def _packaged(call: Arguments) -> Tensor:
+    """The output of the kernel in a package."""
+    shape = (len(call.v), call.queries.numel(), call.num_poses, call.v.shape[3])
+    # Without gradients it does not matter whether groups share keys.
+    return _packaged_loop(call.v.dtype, KERNEL.structure.members(call._replace(exclusive_keys=True), Results()), shape)
 
 
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
@@ -248,5 +244,5 @@ _operator = Operator(
     "points",
     Arguments,
     len(_LEAVES),
-    Passes(_forward_pass, _backward_pass, _empty, _plainly),
+    Passes(_forward_pass, _backward_pass, _empty, _plainly, _packaged),
 )

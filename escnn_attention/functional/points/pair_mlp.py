@@ -16,8 +16,8 @@ from torch import Tensor
 
 from escnn_attention.functional.autograd import Operator, Passes, needs_operators
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.native.arguments import Array
-from escnn_attention.functional.native.build import FOLDER, Kernel
+from escnn_attention.functional.native.arguments import Array, Kernel
+from escnn_attention.functional.native.build import FOLDER
 from escnn_attention.geometry.cache import constant_result
 
 __all__ = ["KERNEL", "pair_mlp"]

@@ -11,6 +11,8 @@ and key: what all poses of a key share is added to stretches of keys.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import torch
 from torch import Tensor
 
@@ -51,7 +53,7 @@ class Chunks:
     def __init__(self, call: PointCall, measure: Tensor | None):
         self.call, self.measure = call, measure
         options = (call.query == "all", call.keys == "own", call.normalization, call.dropout)
-        self.weights = Weights(call.num_poses, call.q.shape[3], *options)
+        self.weights = Weights(call.bias.num_poses, call.q.shape[3], *options)
 
     def attend(self, some: Chunk, q: Tensor, k: Tensor, v: Tensor, asking: Tensor, asked: Tensor) -> Tensor:
         """The output of the queries of a chunk, ``(G · A, M, H, C)``, of queries and keys at coordinates."""
@@ -91,7 +93,7 @@ def attend_in_chunks(call: PointCall, kind: type[Chunks], fastest: int, copies: 
     # The backward pass of every chunk makes a gradient of all keys.
     pairs = _pairs(call, max(fastest, call.k.numel()) // width, max(copies, width))
     chunks = call.query_points.neighbours(call.key_points).chunks(pairs)
-    tensors, measure = _vectors(call, any(chunk.padded for chunk in chunks))
+    tensors, measure = _vectors(call, any(map(attrgetter("padded"), chunks)))
     rule, shape = kind(call, measure), _shape(call)
     if not chunks:
         return call.v.new_zeros(shape).transpose(0, 1).unsqueeze(1)
@@ -133,12 +135,12 @@ def attend_in_export(call: PointCall, kind: type[Chunks]) -> Tensor:
 def _shape(call: PointCall) -> tuple[int, ...]:
     """N, M, |H| and C of the output."""
     heads, _, number, _, channels = call.q.shape
-    return number, heads, call.num_poses, channels
+    return number, heads, call.bias.num_poses, channels
 
 
 def _width(call: PointCall) -> int:
     """How many numbers there are for every score while it is made."""
-    mutual = call.query_points.whole and call.one_set
+    mutual = call.query_points.whole and call.key_points is call.query_points
     return max(4, call.bias.width(mutual), 1 if call.values is None else call.values.features)
 
 
@@ -147,10 +149,10 @@ def _pairs(call: PointCall, fastest: int, copies: int) -> int:
     heads, _, _, poses, _ = call.q.shape
     query_poses, key_poses = (1 if call.query == "own" else poses), (1 if call.keys == "own" else call.k.shape[3])
     size = call.q.element_size()
-    pairs = chunk_size(fastest, size, copies=copies) // (heads * call.num_poses * query_poses * key_poses)
+    pairs = chunk_size(fastest, size, copies=copies) // (heads * call.bias.num_poses * query_poses * key_poses)
     if call.bias.num_features:
         features = _FEATURES_PER_CHUNK if call.q.device.type == "cpu" else _NUMBERS_PER_WIDE_CHUNK
-        pairs = min(pairs, chunk_size(features, size, copies=copies) // (call.num_poses * call.bias.num_features))
+        pairs = min(pairs, chunk_size(features, size, copies=copies) // (call.bias.num_poses * call.bias.num_features))
     return max(1, pairs)
 
 
@@ -162,7 +164,7 @@ def _vectors(call: PointCall, padded: bool) -> tuple[tuple[Tensor, ...], Tensor 
         padded: whether there is one point more, which is what fills up: it keeps values that are not finite from those
             who do not see them. It lies where every relation is finite.
     """
-    q, k, v = (t.squeeze(1).transpose(0, 1) for t in (call.q, call.k, call.v))
+    q, k, v = [t.squeeze(1).transpose(0, 1) for t in (call.q, call.k, call.v)]
     asking, asked = call.query_points.coordinates, call.key_points.coordinates
     measure = call.bias.log_measure
     measure = None if measure is None else measure.expand(len(k), -1)

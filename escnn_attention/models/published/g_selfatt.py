@@ -332,7 +332,7 @@ _IDENTITY = 0
 def _encoders(checkpoint: Checkpoint, name: str, encoding: Any, channels: int, *, lifts: bool) -> list[int]:
     """Load the networks of rows and columns, and return the published channel of each channel here."""
     each = channels // 2 if lifts else channels // 3
-    widths = [last.out_features // encoding._table_heads() for *_, last in encoding.coordinates]
+    widths = [last.out_features // encoding.table_heads for *_, last in encoding.coordinates]
     of_rows, of_columns = list(range(each)), list(range(each, 2 * each))
     others = list(range(2 * each, channels))
     parts: list[int] = []
@@ -347,7 +347,7 @@ def _encoders(checkpoint: Checkpoint, name: str, encoding: Any, channels: int, *
         # A constant, as the bias, adds the same to all scores of a query.
         weight, _ = take_linear(checkpoint, f"{embedding}.3", each, hidden)
         padded = torch.cat([weight, weight.new_zeros(width - each, hidden)])
-        load_values(last.weight, padded.repeat(encoding._table_heads(), 1))
+        load_values(last.weight, padded.repeat(encoding.table_heads, 1))
         parts += own + [others.pop(0) for _ in range(width - each)]
     return parts + others
 

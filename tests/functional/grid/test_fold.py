@@ -132,5 +132,5 @@ class TestMeasure:
 def test_own_keys_are_of_the_poses_of_the_queries():
     (q, k, v), grid, terms = case(2, 4, 2, (4, 3), Window(3), {"spatial", "pose"})
     for backend in ("auto", "reference"):
-        with pytest.raises(ValueError, match="keys: got 'own' for 4 poses of keys, needed the 2 poses of the queries"):
+        with pytest.raises(ValueError, match=r"keys: .*needed the 2"):
             attention(q, k, v, grid, terms, keys="own", backend=backend)

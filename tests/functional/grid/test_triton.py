@@ -340,7 +340,7 @@ class TestRefuses:
     def test_where_it_does_not_run(self, arguments, monkeypatch):
         monkeypatch.delenv("TRITON_INTERPRET", raising=False)
         assert self.reason(arguments) == "it needs CUDA, got cpu"
-        with pytest.raises(ValueError, match="backend: 'triton' cannot serve this call: it needs CUDA, got cpu"):
+        with pytest.raises(ValueError, match=r"backend: .*got cpu"):
             attention(*arguments[0], *arguments[1:], backend="triton")
         monkeypatch.setattr(triton, "_has_compiler", lambda _: False)
         assert triton.why_not_run("cuda") == "Triton needs a C compiler, and there is none"

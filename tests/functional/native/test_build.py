@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.functional.native import build as compiled
-from escnn_attention.functional.native.arguments import Array, Structure
+from escnn_attention.functional.native.arguments import Array, Kernel, Structure
 from escnn_attention.geometry.windows import Window
 from tests.functional.cases import assert_same, case, outputs_and_gradients
 
@@ -294,7 +294,7 @@ def counting(source):
 
 
 def test_a_kernel_gets_its_arguments_in_order(counting, cache, compiler):
-    kernel = compiled.Kernel(counting, "counting", Counting, Counted)
+    kernel = Kernel(counting, "counting", Counting, Counted)
     for dtype in (torch.float32, torch.float64):
         assert kernel.why_not_built(dtype) is None
         x, y = torch.randn(5, dtype=dtype), torch.zeros(5, dtype=dtype)
@@ -308,14 +308,14 @@ def test_a_kernel_gets_its_arguments_in_order(counting, cache, compiler):
 
 @pytest.mark.parametrize(("wrong", "needed"), [(Fewer, 40), (More, 56)])
 def test_a_library_of_other_arguments_is_an_error_that_names_both_sizes(counting, cache, compiler, wrong, needed):
-    kernel = compiled.Kernel(counting, "counting", Counting, wrong)
+    kernel = Kernel(counting, "counting", Counting, wrong)
     with pytest.raises(RuntimeError, match=rf"seven.cpp: .*{needed}"):
         kernel.why_not_built(torch.float32)
 
 
 def test_a_kernel_that_is_not_built_says_so_once(source, cache, compiler, caplog):
     source.write_text("this is no C++\n")
-    kernel = compiled.Kernel(source, "counting", Counting, Counted)
+    kernel = Kernel(source, "counting", Counting, Counted)
     for dtype in (torch.float32, torch.float64, torch.float32):
         assert "failed" in kernel.why_not_built(dtype)
     others = [record for record in caplog.records if "compiling" not in record.getMessage()]

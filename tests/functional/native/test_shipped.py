@@ -13,7 +13,7 @@ from torch import Tensor
 
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.functional.native import shipped
-from escnn_attention.functional.native.arguments import Array, Structure
+from escnn_attention.functional.native.arguments import Array, Kernel, Structure
 
 ROOT = Path(__file__).parents[3]
 CMAKE = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
@@ -105,18 +105,18 @@ def test_a_loop_that_came_with_the_package_needs_no_compiler(make, monkeypatch, 
     monkeypatch.setenv("CXX", "/nonexistent")
     monkeypatch.setenv("ESCNN_ATTENTION_CACHE", str(tmp_path / "cache"))
     has(monkeypatch, "AVX2")
-    kernel = compiled.Kernel(tmp_path / "seven.cpp", "counting", Nothing, One)
+    kernel = Kernel(tmp_path / "seven.cpp", "counting", Nothing, One)
     assert "No such file" in kernel.why_not_built(torch.float32) or "does not run" in kernel.why_not_built(
         torch.float32
     )
     make("DEFAULT", "AVX2", source=LOOP)
-    kernel = compiled.Kernel(tmp_path / "seven.cpp", "counting", Nothing, One)
+    kernel = Kernel(tmp_path / "seven.cpp", "counting", Nothing, One)
     assert kernel.why_not_built(torch.float32) is None
     y = torch.zeros(1)
     kernel.run(torch.float32, Nothing(), One(y))
     assert y.item() == 8
     assert not (tmp_path / "cache").exists()
-    other = compiled.Kernel(tmp_path / "seven.cpp", "counting", Nothing, Two)
+    other = Kernel(tmp_path / "seven.cpp", "counting", Nothing, Two)
     with pytest.raises(RuntimeError, match=r"seven.cpp: got a library whose arguments have 16 bytes, needed 24"):
         other.why_not_built(torch.float32)
 
