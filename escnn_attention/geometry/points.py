@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from escnn_attention.geometry.cache import cached, kept
 from escnn_attention.geometry.neighbours import Chunk, Lists, Neighbourhood, Neighbours, WholeClouds, stretches, where
 
 __all__ = [
+    "Cloud",
     "PointLayer",
     "Points",
     "among",
@@ -170,8 +172,27 @@ def features_of_shown(edge_attr: Tensor, mask: Tensor, edge_index: Tensor | None
     return torch.where((there[:, :, None] & there[:, None]).unsqueeze(-1), moved, 0.0)
 
 
-PointLayer = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None], Tensor]
-"""A layer of features, coordinates, ``edge_index``, ``batch``, ``measure`` and ``edge_attr``."""
+class Cloud(NamedTuple):
+    """Where points are, and what else a layer knows of them.
+
+    Attributes:
+        coords: ``(N, d)``.
+        edge_index: ``(2, E)``, from keys to queries; None for the neighbours that the layer finds.
+        batch: ``(N,)``, the number of the cloud of each point; None for a single cloud.
+        measure: ``(N,)``; None where all points weigh the same.
+        edge_attr: the features of edges, or of all pairs of points; None without.
+        condition: ``(N, n)``, ``(clouds, n)``, or ``(1, n)`` for a single cloud; None without.
+    """
+
+    coords: Tensor
+    edge_index: Tensor | None = None
+    batch: Tensor | None = None
+    measure: Tensor | None = None
+    edge_attr: Tensor | None = None
+    condition: Tensor | None = None
+
+
+PointLayer = Callable[[Tensor, Cloud], Tensor]
 
 
 def among(there: Tensor, mask: Tensor, edges: Tensor | None) -> Tensor | None:
@@ -182,47 +203,42 @@ def among(there: Tensor, mask: Tensor, edges: Tensor | None) -> Tensor | None:
     return place[edges.index_select(1, where(mask[edges].all(0)))]
 
 
-def _only_shown(
-    layer: PointLayer,
-    mask: Tensor,
-    x: Tensor,
-    coords: Tensor,
-    edge_index: Tensor | None,
-    batch: Tensor | None,
-    measure: Tensor | None,
-    edge_attr: Tensor | None = None,
-) -> Tensor:
-    """The result of :func:`where_present` in programs, where no size depends on the mask.
+def _only_shown(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor) -> Tensor:
+    """The result of :func:`_of_those_there` in programs, where no size depends on the mask.
 
     Points that are hidden are of no cloud and of no edge, and their features and coordinates are zeros.
     """
+    coords, edges, batch, measure, edge_attr, condition = cloud
     x, coords = (torch.where(mask[:, None], t, 0.0) for t in (x, coords))
-    edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, edge_index, batch)
-    if edge_index is not None:
-        edge_index = edge_index.index_select(1, where(mask[edge_index].all(0)))
-    cloud = torch.where(mask, 0 if batch is None else batch, -1)
+    condition = None if condition is None else torch.where(mask[:, None], condition, 0.0)
+    edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, edges, batch)
+    if edges is not None:
+        edges = edges.index_select(1, where(mask[edges].all(0)))
+    batch = torch.where(mask, 0 if batch is None else batch, -1)
     measure = None if measure is None else torch.where(mask, measure, 1.0)
-    y = layer(x, coords, edge_index, cloud, measure, edge_attr)
+    y = layer(x, Cloud(coords, edges, batch, measure, edge_attr, condition))
     return torch.where(mask[:, None], y, 0.0)
 
 
 @in_programs(_only_shown)
-def where_present(
-    layer: PointLayer,
-    mask: Tensor,
-    x: Tensor,
-    coords: Tensor,
-    edge_index: Tensor | None,
-    batch: Tensor | None,
-    measure: Tensor | None,
-    edge_attr: Tensor | None = None,
-) -> Tensor:
-    """A layer on the points that a mask shows, and zeros at the others.
+def _of_those_there(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor) -> Tensor:
+    there = where(mask)
+    edges, edge_attr = among(there, mask, cloud.edge_index), cloud.edge_attr
+    edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, cloud.edge_index, cloud.batch)
+    others = (cloud.batch, cloud.measure, cloud.condition)
+    batch, measure, condition = (None if t is None else t[there] for t in others)
+    y = layer(x[there], Cloud(cloud.coords[there], edges, batch, measure, edge_attr, condition))
+    return y.new_zeros(mask.shape[0], y.shape[1]).index_copy(0, there, y)
+
+
+def where_present(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor | None) -> Tensor:
+    """A layer on the points that a mask shows, and zeros at the others; without a mask, on all of them.
 
     Whatever the points that are not there hold, it reaches nothing, gradients included.
     """
-    there = where(mask)
-    edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, edge_index, batch)
-    batch, measure = (None if t is None else t[there] for t in (batch, measure))
-    y = layer(x[there], coords[there], among(there, mask, edge_index), batch, measure, edge_attr)
-    return y.new_zeros(mask.shape[0], y.shape[1]).index_copy(0, there, y)
+    if mask is None:
+        return layer(x, cloud)
+    condition, batch = cloud.condition, cloud.batch
+    if condition is not None and condition.shape[0] != x.shape[0]:
+        condition = condition.expand(x.shape[0], -1) if batch is None else condition.index_select(0, batch)
+    return _of_those_there(layer, x, cloud._replace(condition=condition), mask)

@@ -41,6 +41,7 @@ __all__ = [
     "choose_head_fields",
     "choose_window",
     "option_names",
+    "shown",
 ]
 
 
@@ -118,13 +119,18 @@ def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module, argument: st
 
 def _check_precision(x: GeometricTensor, layer: torch.nn.Module, argument: str) -> None:
     """The layer has parameters of the precision of ``x``, or none, or autocast chooses the precision."""
-    if _has_first_of(layer, x.tensor.dtype):
-        return
-    other = None
-    for parameter in layer.parameters():
-        if parameter.dtype == x.tensor.dtype:
-            return
-        other = parameter.dtype if other is None and parameter.is_floating_point() else other
+    other: torch.dtype | None = None
+    left: list[torch.nn.Module | None] = [layer]
+    # In the order of layer.parameters(), which takes longer to find the first one, and this is asked at every call.
+    while left:
+        if (module := left.pop()) is None:
+            continue
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                if parameter.dtype == x.tensor.dtype:
+                    return
+                other = parameter.dtype if other is None and parameter.is_floating_point() else other
+        left += reversed(module._modules.values())
     if other is not None and not torch.is_autocast_enabled(x.tensor.device.type):
         got, needed = (str(dtype).removeprefix("torch.") for dtype in (x.tensor.dtype, other))
         layer_instead = f", or the layer with .to(torch.{got})" if x.tensor.is_floating_point() else ""
@@ -132,19 +138,6 @@ def _check_precision(x: GeometricTensor, layer: torch.nn.Module, argument: str) 
             f"{argument}: {type(layer).__name__} got a tensor of {got}, but its parameters are {needed}; convert the "
             f"tensor with .to(torch.{needed}){layer_instead}"
         )
-
-
-def _has_first_of(module: torch.nn.Module, dtype: torch.dtype) -> bool | None:
-    """Whether the first parameter that is found has this precision; None without any. It is asked at every call."""
-    left: list[torch.nn.Module | None] = [module]
-    while left:
-        found = left.pop()
-        if found is not None:
-            for parameter in found._parameters.values():
-                if parameter is not None:
-                    return parameter.dtype == dtype
-            left += reversed(found._modules.values())
-    return None
 
 
 def check_points(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
@@ -387,3 +380,8 @@ def choose_attention(
 def changed(values: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
     """The values that are not their defaults, of ``(value, default)`` by name."""
     return {name: value for name, (value, default) in values.items() if value != default}
+
+
+def shown(**options: tuple[Any, Any]) -> list[str]:
+    """The options that are not their defaults, as a representation shows them; of ``(value, default)`` by name."""
+    return [f"{name}={value!r}" for name, value in changed(options).items()]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int, check_option, check_unused
 from escnn_attention.groups.fibers import fibers
-from escnn_attention.nn.arguments import check_input, check_same_gspace, check_shape, check_type
+from escnn_attention.nn.arguments import check_input, check_same_gspace, check_shape, check_type, shown
 from escnn_attention.nn.kernels import BasisKind, check_grid, pose_kernel, poses_of
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.attentive import AttentionMaps, PoseKernel
@@ -102,13 +102,9 @@ class FeatureAttention(PlainModule):
         space = in_type.gspace
         poses = poses_of("in_type", in_type, type(self).__name__)
         check_grid("in_type", space, type(self).__name__)
-        for option, value in {"channel": channel, "spatial": spatial, "residual": residual}.items():
-            check_bool(option, value)
+        _check_attentions(channel, spatial, residual, ratio, ("kernel_size", kernel_size), ("dilation", dilation))
         if not (channel or spatial):
             raise ValueError("channel, spatial: got False for both, which leaves no attention")
-        check_int("ratio", ratio)
-        check_int("dilation", dilation)
-        check_attention_size("kernel_size", kernel_size)
         if not isinstance(statistics, (str, Sequence)):
             raise TypeError(f"statistics: got {statistics!r}, needed 'mean', 'max' or both")
         statistics = (statistics,) if isinstance(statistics, str) else tuple(statistics)
@@ -117,11 +113,7 @@ class FeatureAttention(PlainModule):
         for statistic in statistics:
             check_option("statistics", statistic, ("mean", "max"))
         check_option("basis", basis, ("auto", "complete", "bandlimited"))
-        if not channel:
-            check_unused("ratio", ratio, 2, "there is no channel attention")
         if not spatial:
-            check_unused("kernel_size", kernel_size, 7, "there is no spatial attention")
-            check_unused("dilation", dilation, 1, "there is no spatial attention")
             check_unused("basis", basis, "auto", "there is no spatial attention")
         fields, hidden = len(in_type), max(1, len(in_type) // ratio)
         layers: tuple[PoseKernel, PoseKernel] | None = None
@@ -162,19 +154,19 @@ class FeatureAttention(PlainModule):
         return self.plain.attention_maps(check_input(input, self.in_type, self).tensor)
 
     def extra_repr(self) -> str:
-        parts = [super().extra_repr()]
-        parts.append(f"ratio={self.ratio}" if self.plain.squeeze is not None else "channel=False")
-        if self.plain.spatial is None:
-            parts.append("spatial=False")
-        else:
-            parts.append(f"kernel_size={self.kernel_size}")
-            if self.plain.dilation > 1:
-                parts.append(f"dilation={self.plain.dilation}")
-        if self.plain.statistics != ("mean", "max"):
-            parts.append(f"statistics={self.plain.statistics}")
-        if not self.plain.residual:
-            parts.append("residual=False")
-        return ", ".join(parts)
+        plain = self.plain
+        parts = [super().extra_repr(), *_attentions(self, "kernel_size")]
+        parts += shown(dilation=(plain.dilation, 1), statistics=(plain.statistics, ("mean", "max")))
+        return ", ".join([*parts, *shown(residual=(plain.residual, True))])
+
+
+def _attentions(layer: FeatureAttention | AttentiveConv, size: str) -> list[str]:
+    """The options of both kinds of attention, as the representation of a layer shows them."""
+    channel, spatial = layer.plain.squeeze is not None, layer.plain.spatial is not None
+    return [
+        *(shown(ratio=(layer.ratio, None)) if channel else ["channel=False"]),
+        *(shown(**{size: (getattr(layer, size), None)}) if spatial else ["spatial=False"]),
+    ]
 
 
 def check_attention_size(name: str, kernel_size: int) -> int:
@@ -359,12 +351,11 @@ class AttentiveConv(PlainModule):
         in_poses, out_poses = poses_of("in_type", in_type, name), poses_of("out_type", out_type, name)
         check_grid("in_type", space, name)
         check_int("kernel_size", kernel_size)
-        for option, value in {"channel": channel, "spatial": spatial, "bias": bias, "residual": residual}.items():
-            check_bool(option, value)
-        check_int("ratio", ratio)
-        check_attention_size("attention_size", attention_size)
-        check_int("attention_dilation", attention_dilation)
-        _check_unused_options(channel, spatial, ratio, attention_size, attention_dilation, residual)
+        check_bool("bias", bias)
+        size, of_size = ("attention_size", attention_size), ("attention_dilation", attention_dilation)
+        _check_attentions(channel, spatial, residual, ratio, size, of_size)
+        if not (channel or spatial):
+            check_unused("residual", residual, True, "there is no attention")
         for option, number, least in (("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1)):
             check_int(option, number, least=least)
         ins, outs, hidden = len(in_type), len(out_type), max(1, len(in_type) // ratio)
@@ -427,24 +418,23 @@ class AttentiveConv(PlainModule):
 
     def extra_repr(self) -> str:
         plain = self.plain
-        parts = [super().extra_repr(), f"kernel_size={self.kernel_size}"]
-        parts.append(f"ratio={self.ratio}" if plain.squeeze is not None else "channel=False")
-        parts.append(f"attention_size={self.attention_size}" if plain.spatial is not None else "spatial=False")
-        defaults = {"stride": 1, "padding": 0, "dilation": 1, "attention_dilation": 1, "residual": True}
-        parts += [f"{n}={getattr(plain, n)}" for n, default in defaults.items() if getattr(plain, n) != default]
-        if plain.bias is None:
-            parts.append("bias=False")
-        return ", ".join(parts)
+        parts = [super().extra_repr(), f"kernel_size={self.kernel_size}", *_attentions(self, "attention_size")]
+        parts += shown(stride=(plain.stride, 1), padding=(plain.padding, 0), dilation=(plain.dilation, 1))
+        parts += shown(attention_dilation=(plain.attention_dilation, 1), residual=(plain.residual, True))
+        return ", ".join([*parts, *shown(bias=(plain.bias is not None, True))])
 
 
-def _check_unused_options(
-    channel: bool, spatial: bool, ratio: int, attention_size: int, attention_dilation: int, residual: bool
+def _check_attentions(
+    channel: bool, spatial: bool, residual: bool, ratio: int, size: tuple[str, int], dilation: tuple[str, int]
 ) -> None:
-    """No option of a disabled kind of attention is set."""
+    """The options of both kinds of attention, none of which belongs to one that is off; ``size`` by its name."""
+    for option, value in {"channel": channel, "spatial": spatial, "residual": residual}.items():
+        check_bool(option, value)
+    check_int("ratio", ratio)
+    check_attention_size(*size)
+    check_int(*dilation)
     if not channel:
         check_unused("ratio", ratio, 2, "there is no channel attention")
     if not spatial:
-        check_unused("attention_size", attention_size, 7, "there is no spatial attention")
-        check_unused("attention_dilation", attention_dilation, 1, "there is no spatial attention")
-    if not (channel or spatial):
-        check_unused("residual", residual, True, "there is no attention")
+        check_unused(*size, 7, "there is no spatial attention")
+        check_unused(*dilation, 1, "there is no spatial attention")

@@ -49,7 +49,7 @@ from escnn_attention.nn.self_attention import (
     tables_of,
 )
 from escnn_attention.plain.cross_attention import MOST_STEPS, CrossAttention, Places, Projections
-from escnn_attention.plain.self_attention import AttentionMode
+from escnn_attention.plain.projections import AttentionMode
 
 __all__ = ["GroupCrossAttention"]
 

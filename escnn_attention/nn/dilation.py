@@ -43,8 +43,7 @@ from escnn_attention.plain.dilation import (
 )
 from escnn_attention.plain.dilation import PerScale as PlainPerScale
 from escnn_attention.plain.dilation import ScalePooling as PlainScalePooling
-from escnn_attention.plain.projections import ProjectionKind
-from escnn_attention.plain.self_attention import AttentionMode, GroupTables
+from escnn_attention.plain.projections import AttentionMode, GroupTables, ProjectionKind
 
 __all__ = [
     "DilationLiftingSelfAttention",

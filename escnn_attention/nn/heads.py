@@ -13,8 +13,17 @@ from escnn_attention.encodings.base import Needs
 from escnn_attention.functional import KeyMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.groups.fibers import Fibers, frames, invariant_vectors, mass
-from escnn_attention.nn.arguments import check_regular, choose_head_fields
-from escnn_attention.plain.projections import FromPoses, ProjectionKind, Scalars, ScoredHeads, ToPoses
+from escnn_attention.nn.arguments import check_regular, choose_head_fields, shown
+from escnn_attention.plain.projections import (
+    FromPoses,
+    HeadModule,
+    ProjectionKind,
+    QueryKeyNorm,
+    Registers,
+    Scalars,
+    ScoredHeads,
+    ToPoses,
+)
 
 __all__ = [
     "Heads",
@@ -25,6 +34,7 @@ __all__ = [
     "is_scalar",
     "made_for",
     "normalised_needs",
+    "shown_heads",
 ]
 
 _Module = TypeVar("_Module", bound=ScoredHeads)
@@ -165,9 +175,9 @@ def normalised_needs(
 def finished(module: _Module, qk_norm: bool, registers: int = 0) -> _Module:
     """A module with heads, its queries and keys normalised, and with registers, where that is asked for."""
     if qk_norm:
-        module.normalise_scores()
+        module.qk_norm = QueryKeyNorm(module.num_heads, module.channels)
     if registers:
-        module.add_registers(registers)
+        module.registers = Registers(module.num_heads, module.channels, registers)
     return module
 
 
@@ -210,3 +220,14 @@ def check_weights(group: Fibers) -> None:
             f'query: "all" adds up the poses of queries alike, and {group.samples} have different weights; needed '
             '"own", or samples that are a subgroup'
         )
+
+
+def shown_heads(core: HeadModule) -> list[str]:
+    """The options of heads, as the representation of a layer shows them."""
+    encoding, registers = core.encoding, core.registers
+    return [
+        *shown(query=(core.query, None), keys=(core.keys, "all"), shared_scores=(core.shared_scores, False)),
+        f"encoding={type(encoding).__name__}({encoding.extra_repr()})",
+        *shown(qk_norm=(core.qk_norm is not None, False), registers=(registers and registers.keys.shape[1], None)),
+        *shown(dropout=(core.dropout, 0.0)),
+    ]

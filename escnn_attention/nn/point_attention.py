@@ -27,8 +27,7 @@ from escnn_attention.nn.point_module import PointLayer, check_edge_dim, check_po
 from escnn_attention.nn.self_attention import check_shared
 from escnn_attention.plain.cutoff import Cutoff, polynomial_envelope
 from escnn_attention.plain.point_attention import ConvolvedValues, PointAttention
-from escnn_attention.plain.projections import padded, with_registers
-from escnn_attention.plain.self_attention import AttentionMode, GroupTables
+from escnn_attention.plain.projections import AttentionMode, GroupTables, padded, with_registers
 
 __all__ = ["PointAttentiveConv", "PointSelfAttention"]
 

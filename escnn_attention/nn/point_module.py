@@ -18,7 +18,8 @@ from escnn_attention.geometry.cache import kept
 from escnn_attention.geometry.neighbours import numbers_if_one, numbers_of
 from escnn_attention.geometry.points import ranks
 from escnn_attention.geometry.relations import Offset
-from escnn_attention.nn.arguments import check_points
+from escnn_attention.nn.arguments import check_points, shown
+from escnn_attention.nn.heads import shown_heads
 from escnn_attention.nn.module import FieldModule
 from escnn_attention.plain.point_attention import PointAttention, check_edge_attr
 
@@ -168,17 +169,8 @@ class PointModule(FieldModule):
     def check_equivariance(self, atol: float = 1e-7, rtol: float = 1e-5) -> list[tuple[Any, float]]:
         """Check on a random cloud that the module commutes with the elements of the fiber group.
 
-        Points are transformed and not resampled, so that every element is exact.
-
-        Args:
-            atol: the largest absolute error, in float64.
-            rtol: the largest error relative to the output.
-
-        Returns:
-            each element with the mean of its absolute errors.
-
-        Raises:
-            AssertionError: an error is too large.
+        Points are transformed and not resampled, so that every element is exact. The arguments, the result and the
+        error are those of :meth:`GroupSelfAttention.check_equivariance`.
         """
         group = self.space.fibergroup
         why = "; samples are exact for the elements that permute them only" if group.continuous else ""
@@ -271,7 +263,7 @@ class PointLayer(PointModule):
                 f"edge_index: {name} got edges and searches neighbours itself ({rule}); leave out one of the two"
             )
         kept(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
-        check_edge_attr(edge_attr, edge_index, self.edge_dim)
+        check_edge_attr(edge_attr, edge_index, self.plain.edge_dim)
         y = self.plain(x.tensor, x.coords, edge_index, batch, mask, measure, edge_attr)
         return GeometricTensor(y, self.out_type, x.coords)
 
@@ -288,35 +280,12 @@ class PointLayer(PointModule):
         core = self.plain
         rule = core.neighbourhood
         parts = [f"{self.in_type} -> {self.out_type}", f"num_heads={self.num_heads}", f"head_fields={self.head_fields}"]
-        parts += [
-            f"{name}={value}"
-            for name, value in (("radius", rule.radius), ("num_neighbours", rule.num_neighbours))
-            if value is not None
-        ]
-        if core.cutoff is not None:
-            parts.append(f"cutoff={core.cutoff.name}")
-        if core.relation.period is not None:
-            parts.append(f"period={core.relation.period}")
-        parts.append(f"query={core.query!r}")
-        if core.keys != "all":
-            parts.append(f"keys={core.keys!r}")
-        if core.shared_scores:
-            parts.append("shared_scores=True")
-        parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
-        if not isinstance(core.relation, Offset):
-            parts.append(f"relation={core.relation}")
-        if core.normalization != "softmax":
-            parts.append(f"normalization={core.normalization!r}")
-        if core.length_scale != rule.length:
-            parts.append(f"length_scale={core.length_scale}")
-        if core.qk_norm is not None:
-            parts.append("qk_norm=True")
-        if core.registers is not None:
-            parts.append(f"registers={core.registers.extra_repr()}")
-        if core.edge_dim is not None:
-            parts.append(f"edge_dim={core.edge_dim}")
-        if core.dropout:
-            parts.append(f"dropout={core.dropout}")
+        parts += shown(radius=(rule.radius, None), num_neighbours=(rule.num_neighbours, None))
+        parts += [] if core.cutoff is None else [f"cutoff={core.cutoff.name}"]
+        parts += [*shown(period=(core.relation.period, None)), *shown_heads(core)]
+        parts += [] if isinstance(core.relation, Offset) else [f"relation={core.relation}"]
+        parts += shown(normalization=(core.normalization, "softmax"), length_scale=(core.length_scale, rule.length))
+        parts += shown(edge_dim=(core.edge_dim, None))
         return ", ".join(parts)
 
     def __repr__(self) -> str:

@@ -31,6 +31,7 @@ from escnn_attention.nn.arguments import (
     check_types,
     choose_window,
     option_names,
+    shown,
 )
 from escnn_attention.nn.heads import (
     Heads,
@@ -40,10 +41,11 @@ from escnn_attention.nn.heads import (
     finished,
     is_scalar,
     normalised_needs,
+    shown_heads,
 )
 from escnn_attention.nn.module import MaskedModule
-from escnn_attention.plain.projections import padded, with_registers
-from escnn_attention.plain.self_attention import AttentionMode, GroupTables, Resampling, SelfAttention
+from escnn_attention.plain.projections import AttentionMode, GroupTables, padded, with_registers
+from escnn_attention.plain.self_attention import Resampling, SelfAttention
 
 __all__ = [
     "GroupSelfAttention",
@@ -440,29 +442,11 @@ class GroupSelfAttention(MaskedModule):
         window = core.window
         kernel = "global" if window.kernel_size is None else f"kernel_size={window.kernel_size} ({window.form})"
         parts = [super().extra_repr(), f"num_heads={self.num_heads}", f"head_fields={self.head_fields}", kernel]
-        if window.dilation > 1:
-            parts.append(f"dilation={window.dilation}")
-        if window.causal:
-            parts.append("causal=True")
-        if window.circular:
-            parts.append("padding_mode='circular'")
-        given = {"stride": core.resampling.stride, "scale_factor": core.resampling.scale_factor}
-        parts += [f"{name}={number}" for name, number in given.items() if number > 1]
-        parts.append(f"query={core.query!r}")
-        if core.keys != "all":
-            parts.append(f"keys={core.keys!r}")
-        if core.shared_scores:
-            parts.append("shared_scores=True")
-        parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
-        if core.qk_norm is not None:
-            parts.append("qk_norm=True")
-        if core.registers is not None:
-            parts.append(f"registers={core.registers.extra_repr()}")
-        if core.dropout:
-            parts.append(f"dropout={core.dropout}")
-        if self.samples is not None:
-            parts.append(f"samples={self.samples!r}")
-        return ", ".join([*parts, f"backend={core.backend!r}"])
+        parts += shown(dilation=(window.dilation, 1), causal=(window.causal, False))
+        parts += shown(padding_mode=("circular" if window.circular else "none", "none"))
+        parts += shown(stride=(core.resampling.stride, 1), scale_factor=(core.resampling.scale_factor, 1))
+        parts += [*shown_heads(core), *shown(samples=(self.samples, None), backend=(core.backend, None))]
+        return ", ".join(parts)
 
 
 def _choose_resampling(stride: Any, scale_factor: Any) -> Resampling:

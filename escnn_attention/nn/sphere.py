@@ -36,8 +36,7 @@ from escnn_attention.nn.point_attention import bind_kernel
 from escnn_attention.nn.point_module import PointLayer, PointModule, check_at_points, check_edge_dim, check_points_mode
 from escnn_attention.nn.pointwise import DropPath, dropout_of, ends_of, shortcut_of
 from escnn_attention.nn.transformer import PointBlock
-from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
-from escnn_attention.plain.self_attention import AttentionMode, GroupTables
+from escnn_attention.plain.projections import AttentionMode, FromPoses, GroupTables, Scalars, ToPoses
 from escnn_attention.plain.sphere_attention import Generators, LocalFrames, SphereAttention, SphereFeedForward
 from escnn_attention.plain.sphere_attention import SphereTransformerBlock as PlainBlock
 
@@ -251,15 +250,8 @@ class SphereSelfAttention(PointLayer):
     def check_equivariance(self, atol: float = 1e-2, rtol: float = 1e-2) -> list[tuple[GroupElement, float]]:
         """Check on random points that the layer nearly commutes with random rotations.
 
-        Args:
-            atol: the largest absolute error, in float64.
-            rtol: the largest error relative to the output.
-
-        Returns:
-            each element with the mean of its absolute errors.
-
-        Raises:
-            AssertionError: an error is too large: more ``samples`` make it smaller.
+        The arguments, the result and the error are those of :meth:`GroupSelfAttention.check_equivariance`; more
+        ``samples`` make errors smaller.
         """
         return check_on_sphere(self, atol, rtol)
 
@@ -328,13 +320,7 @@ class SphereTransformerBlock(PointBlock):
         samples, bias: of the attention and of the network N, as in :class:`SphereSelfAttention`.
         hidden_fields: the number of functions in the network; by default twice the fields of ``out_type``.
         attention_dropout: the dropout of the attention probabilities.
-        dropout: the dropout of the branches, of whole fields where a field is not a scalar.
-        norm_kind: ``"layer"``, ``"rms"``, ``"fields"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this
-            kind, or a :class:`FieldBatchNorm`; None for the layer norm of the type.
-        norm_eps: what the norms add to the mean square.
-        layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
-        drop_path: the probability with which a branch is left out in training, for a sphere as a whole
-            (:class:`DropPath`).
+        dropout, norm_kind, norm_eps, layer_scale, drop_path: as in :class:`PointTransformerBlock`.
         options: of the attention: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``encoding``,
             ``length_scale``, ``normalization``, ``qk_norm`` and ``edge_dim``, as in :class:`SphereSelfAttention`.
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from escnn_attention._checks import check_int, check_option, check_probability, check_unused
 from escnn_attention.exporting.modules import exported_parts, on_tensors
 from escnn_attention.geometry.cache import kept
+from escnn_attention.geometry.points import Cloud, where_present
 from escnn_attention.groups.fibers import mass
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.arguments import (
@@ -59,14 +60,11 @@ from escnn_attention.nn.pointwise import (
 )
 from escnn_attention.nn.resample import Crop
 from escnn_attention.nn.self_attention import GroupSelfAttention
-from escnn_attention.plain.blocks import ConditionedPointTransformerBlock as PlainConditionedPointBlock
 from escnn_attention.plain.blocks import CrossAttentionBranch as PlainCrossAttentionBranch
 from escnn_attention.plain.blocks import PointTransformerBlock as PlainPointTransformerBlock
 from escnn_attention.plain.blocks import TransformerBlock as PlainTransformerBlock
-from escnn_attention.plain.blocks import conditioned_present
 from escnn_attention.plain.norms import NormScope
 from escnn_attention.plain.point_attention import PointModule as PlainPointModule
-from escnn_attention.plain.point_attention import compute_present
 from escnn_attention.plain.projections import ProjectionKind
 
 __all__ = [
@@ -323,9 +321,8 @@ class TransformerBlock(GridModule):
         x = check_input(input, self.in_type, self)
         if not isinstance(self.attention, GroupSelfAttention):
             raise TypeError(f"attention: {type(self.attention).__name__} has no such maps, needed GroupSelfAttention")
-        if condition is None and self.condition is None:
-            return self.attention.attention_maps(self.before(x), positions, poses)
-        normed = self.before(x, condition_of(self, self.condition, condition, x))
+        rows = None if condition is self.condition is None else condition_of(self, self.condition, condition, x)
+        normed = self.before(x) if rows is None else self.before(x, rows)
         return self.attention.attention_maps(normed, positions, poses)
 
     def export(self) -> torch.nn.Module:
@@ -498,7 +495,7 @@ class PointBlock(PointModule):
         condition: the number of components of the condition; None for a block without.
     """
 
-    plain_type: type[PlainPointModule] | type[PlainConditionedPointBlock] = PlainPointTransformerBlock
+    plain_type: type[PlainPointModule] = PlainPointTransformerBlock
     attention: EquivariantModule
     condition: int | None = None
 
@@ -524,17 +521,14 @@ class PointBlock(PointModule):
         x = check_points(x, self.in_type, self)
         if mask is not None:
             kept(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
-        arguments = (x.tensor, x.coords, edge_index, batch, mask, measure, edge_attr)
-        if condition is None and self.condition is None:
-            y = compute_present(self._compute, *arguments)
-        else:
-            rows = condition_of(self, self.condition, condition, x, batch)
-            y = conditioned_present(self._compute, *arguments, condition=rows)
+        rows = None if condition is self.condition is None else condition_of(self, self.condition, condition, x, batch)
+        cloud = Cloud(x.coords, edge_index, batch, measure, edge_attr, rows)
+        y = where_present(self._compute, x.tensor, cloud, mask)
         return GeometricTensor(y, self.out_type, x.coords)
 
-    def _compute(self, x: Tensor, coords: Tensor, *others: Tensor | None) -> Tensor:
+    def _compute(self, x: Tensor, cloud: Cloud) -> Tensor:
         """The block at points of which no mask hides any."""
-        return on_tensors(self, self.plain_type.compute, x, coords, *others, coords=coords)
+        return on_tensors(self, self.plain_type.compute, x, cloud, coords=cloud.coords)
 
     @property
     def edge_dim(self) -> int | None:
@@ -567,18 +561,9 @@ class PointTransformerBlock(PointBlock):
             :class:`PointSelfAttention` is, or a function of the two types that makes one. The options of an attention
             are then left to it.
         kernel_features: None for self-attention; a number for :class:`PointAttentiveConv` with so many.
-        hidden_fields: the number of regular fields in the pointwise network; by default twice the output's channels, in
-            units of a regular field, and at least one.
-        activation: :math:`\sigma`: ``"silu"``, ``"gelu"`` or ``"relu"``.
-        last_activation: whether the pointwise network ends in :math:`\sigma`, too, as that of the LieTransformer; the
-            fields of ``out_type`` then have pointwise nonlinearities.
-        dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
-        norm_kind: ``"layer"``, ``"rms"``, ``"fields"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this
-            kind, or a :class:`FieldBatchNorm`; None for the layer norm of the type.
-        norm_eps: what the norms add to the mean square.
-        layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
-        drop_path: the probability with which a branch is left out in training, for a cloud as a whole
-            (:class:`DropPath`).
+        hidden_fields, activation, last_activation, dropout, norm_kind, norm_eps, layer_scale: as in
+            :class:`TransformerBlock` with ``norm="pre"``.
+        drop_path: likewise, for a cloud as a whole.
         condition: None, or a number n: the block is then that of adaLN-Zero, is called with vectors of n invariants and
             is its shortcut at first. Each LN is a :class:`ConditionedFieldNorm`, and a :class:`ConditionedGate`
             multiplies each branch, as in :class:`TransformerBlock`.
@@ -660,7 +645,6 @@ class PointTransformerBlock(PointBlock):
         self.shortcut = shortcut_of(in_type, out_type, shared.get("projection", "group"))
         last_norm = [norm_for(out_type)]
         if condition is not None:
-            self.plain_type = PlainConditionedPointBlock
             self.feed_forward_norm = last_norm.pop()
             self.attention_gate = ConditionedGate(out_type, condition)
             self.feed_forward_gate = ConditionedGate(out_type, condition)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from escnn_attention.geometry.points import where_present
+from escnn_attention.geometry.points import Cloud, where_present
 from escnn_attention.plain.point_attention import PointModule
 
 __all__ = [
-    "ConditionedPointTransformerBlock",
     "CrossAttentionBranch",
     "DenseBlock",
     "DropPath",
@@ -21,7 +20,6 @@ __all__ = [
     "PointTransformerBlock",
     "ResidualBlock",
     "TransformerBlock",
-    "conditioned_present",
 ]
 
 
@@ -213,47 +211,9 @@ class TransformerBlock(torch.nn.Module):
 
 
 class PointTransformerBlock(PointModule):
-    """A transformer block on points: ``y = shortcut(x) + after(attention(norm(x)))``, then ``y + feed_forward(y)``."""
+    """A transformer block on points: ``y = shortcut(x) + after(attention(norm(x)))``, then ``y + feed_forward(y)``.
 
-    def __init__(
-        self,
-        norm: torch.nn.Module,
-        attention: torch.nn.Module,
-        after: torch.nn.Module,
-        shortcut: torch.nn.Module,
-        feed_forward: torch.nn.Module,
-        drop_path: torch.nn.Module,
-    ):
-        super().__init__()
-        self.norm = norm
-        self.attention = attention
-        self.after = after
-        self.shortcut = shortcut
-        self.feed_forward = feed_forward
-        self.drop_path = drop_path
-
-    def compute(
-        self,
-        x: Tensor,
-        coords: Tensor,
-        edge_index: Tensor | None,
-        batch: Tensor | None,
-        measure: Tensor | None,
-        edge_attr: Tensor | None,
-    ) -> Tensor:
-        # A foreign attention may have no argument for features of edges.
-        features = () if edge_attr is None else (edge_attr,)
-        attended = self.attention(self.norm(x), coords, edge_index, batch, None, measure, *features)
-        y = self.shortcut(x) + self.drop_path(self.after(attended), batch)
-        z: Tensor = y + self.drop_path(self.feed_forward(y), batch)
-        return z
-
-
-class ConditionedPointTransformerBlock(torch.nn.Module):
-    """A transformer block on points under a condition c, adaLN-Zero.
-
-    It is ``y = shortcut(x) + attention_gate(after(attention(norm(x, c))), c)``, then
-    ``y + feed_forward_gate(feed_forward(feed_forward_norm(y, c)), c)``.
+    Under a condition it is that of adaLN-Zero, as :class:`TransformerBlock`.
     """
 
     def __init__(
@@ -261,22 +221,23 @@ class ConditionedPointTransformerBlock(torch.nn.Module):
         norm: torch.nn.Module,
         attention: torch.nn.Module,
         after: torch.nn.Module,
-        attention_gate: torch.nn.Module,
         shortcut: torch.nn.Module,
-        feed_forward_norm: torch.nn.Module,
         feed_forward: torch.nn.Module,
-        feed_forward_gate: torch.nn.Module,
         drop_path: torch.nn.Module,
+        *,
+        attention_gate: torch.nn.Module | None = None,
+        feed_forward_norm: torch.nn.Module | None = None,
+        feed_forward_gate: torch.nn.Module | None = None,
     ):
         super().__init__()
         self.norm = norm
         self.attention = attention
         self.after = after
-        self.attention_gate = attention_gate
+        self.attention_gate: Any = attention_gate
         self.shortcut = shortcut
-        self.feed_forward_norm = feed_forward_norm
+        self.feed_forward_norm: Any = feed_forward_norm
         self.feed_forward = feed_forward
-        self.feed_forward_gate = feed_forward_gate
+        self.feed_forward_gate: Any = feed_forward_gate
         self.drop_path = drop_path
 
     def forward(
@@ -294,55 +255,22 @@ class ConditionedPointTransformerBlock(torch.nn.Module):
 
         Args:
             x, coords, edge_index, batch, mask, measure, edge_attr: as there.
-            condition: ``(clouds, n)`` with ``batch``, ``(1, n)`` for a single cloud, or ``(N, n)``, one for each point.
+            condition: of a block with one: ``(clouds, n)`` with ``batch``, ``(1, n)`` for a single cloud, or
+                ``(N, n)``, one for each point.
         """
-        if condition is None:
+        if condition is None and self.attention_gate is not None:
             raise ValueError("condition: got None, and the norms of this block need one, (clouds, n) or (points, n)")
-        return conditioned_present(
-            self.compute, x, coords, edge_index, batch, mask, measure, edge_attr, condition=condition
-        )
+        return where_present(self.compute, x, Cloud(coords, edge_index, batch, measure, edge_attr, condition), mask)
 
-    def compute(
-        self,
-        x: Tensor,
-        coords: Tensor,
-        edge_index: Tensor | None,
-        batch: Tensor | None,
-        measure: Tensor | None,
-        edge_attr: Tensor | None,
-        condition: Tensor,
-    ) -> Tensor:
-        """The output at points of which no mask hides any."""
-        cloud = None if condition.shape[0] == x.shape[0] else batch
+    def compute(self, x: Tensor, cloud: Cloud) -> Tensor:
+        coords, edge_index, batch, measure, edge_attr, condition = cloud
+        # A foreign attention may have no argument for features of edges.
         features = () if edge_attr is None else (edge_attr,)
-        attended = self.attention(self.norm(x, condition, cloud), coords, edge_index, batch, None, measure, *features)
-        y = self.shortcut(x) + self.drop_path(self.attention_gate(self.after(attended), condition, cloud), batch)
-        branch = self.feed_forward(self.feed_forward_norm(y, condition, cloud))
-        z: Tensor = y + self.drop_path(self.feed_forward_gate(branch, condition, cloud), batch)
-        return z
-
-
-def conditioned_present(
-    layer: Callable[..., Tensor],
-    x: Tensor,
-    coords: Tensor,
-    edge_index: Tensor | None,
-    batch: Tensor | None,
-    mask: Tensor | None,
-    measure: Tensor | None,
-    edge_attr: Tensor | None,
-    *,
-    condition: Tensor,
-) -> Tensor:
-    """The output of a layer under a condition at the points that a mask shows, and zeros at the others."""
-    if mask is None:
-        return layer(x, coords, edge_index, batch, measure, edge_attr, condition)
-    if condition.shape[0] != x.shape[0]:
-        condition = condition.expand(x.shape[0], -1) if batch is None else condition.index_select(0, batch)
-
-    def of_both(both: Tensor, *others: Tensor | None) -> Tensor:
-        features, rows = both.tensor_split([x.shape[1]], 1)
-        return layer(features, *others, rows)
-
-    # Conditions are left out with their points, as further channels.
-    return where_present(of_both, mask, torch.cat([x, condition], 1), coords, edge_index, batch, measure, edge_attr)
+        given: tuple[Tensor | None, ...] = ()
+        if condition is not None:
+            given = condition, None if condition.shape[0] == x.shape[0] else batch
+        y = self.after(self.attention(self.norm(x, *given), coords, edge_index, batch, None, measure, *features))
+        y = self.shortcut(x) + self.drop_path(self.attention_gate(y, *given) if given else y, batch)
+        z = self.feed_forward(self.feed_forward_norm(y, *given) if given else y)
+        out: Tensor = y + self.drop_path(self.feed_forward_gate(z, *given) if given else z, batch)
+        return out

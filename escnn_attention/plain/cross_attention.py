@@ -25,14 +25,11 @@ from escnn_attention.geometry.relations import Offset
 from escnn_attention.geometry.windows import Window
 from escnn_attention.plain.cutoff import Cutoff
 from escnn_attention.plain.point_attention import SeenFromPoses
-from escnn_attention.plain.projections import FromPoses, Scalars, ScoredHeads, ToPoses
+from escnn_attention.plain.projections import AttentionMode, FromPoses, GroupTables, Scalars, ScoredHeads, ToPoses
 from escnn_attention.plain.self_attention import (
-    AttentionMode,
-    GroupTables,
     fields_of,
     hidden,
     maps_of,
-    register_tables,
     rows_of,
 )
 
@@ -108,14 +105,10 @@ class CrossAttention(ScoredHeads):
         tables: of the group.
         places: of queries and keys.
         mode: which poses, and how.
-        query_weight: by which the output of the heads is multiplied: the measure of a query pose, with
-            ``query="all"``.
+        query_weight: as in :class:`~escnn_attention.plain.projections.ScoredHeads`.
     """
 
-    inverse_action: Tensor
     quotient: Tensor | None
-    relative: Tensor | None
-    log_measure: Tensor | None
 
     def __init__(
         self,
@@ -139,7 +132,7 @@ class CrossAttention(ScoredHeads):
         self.query: QueryMode = "all" if isinstance(projections.queries, Scalars) else mode.query
         self.keys: KeyMode = "all" if isinstance(projections.keys, Scalars) else mode.keys
         self.query_weight = query_weight
-        register_tables(self, tables)
+        self.register_tables(tables)
 
     @property
     def channels(self) -> int:
@@ -181,7 +174,7 @@ class CrossAttention(ScoredHeads):
                 return y
             return fields_of(y.unflatten(0, (queries.shape[0], -1)), queries.shape[2:])
         call = self.call(queries, keys, values, self.grids(queries, keys), key_padding_mask)
-        return self.output(ON_GRIDS.compute(call, self.backend), queries.shape[2:])
+        return fields_of(self.project(ON_GRIDS.compute(call, self.backend)), queries.shape[2:])
 
     def attention_maps(
         self,
@@ -283,7 +276,7 @@ class CrossAttention(ScoredHeads):
         bias = self.encoding.pair_bias(self._pair_tables())
         modes: dict[str, Any] = {"query": self.query, "keys": self.keys, "dropout": dropout, "envelope": self.cutoff}
         call = PointCall(q, k, v, bias, asking, asked, **modes)
-        return self._written(BETWEEN_POINTS.compute(call, self.backend)).squeeze(0)
+        return self.project(BETWEEN_POINTS.compute(call, self.backend)).squeeze(0)
 
     def _pair_tables(self) -> PairTables:
         quotient, measure = self.quotient, self.log_measure
@@ -308,15 +301,6 @@ class CrossAttention(ScoredHeads):
         projections = (self.project_queries, self.project_keys, self.project_values)
         q, k, v = (_heads_of(project, x) for project, x in zip(projections, sources, strict=True))
         return self.complete(q, k, v)
-
-    def output(self, y: Tensor, space: Sequence[int]) -> Tensor:
-        """Features ``(B, out, *space)`` of what heads give, ``(M, B, N, |H|, C)``."""
-        return fields_of(self._written(y), space)
-
-    def _written(self, y: Tensor) -> Tensor:
-        """Rows of channels ``(B, N, out)`` of what heads give."""
-        out: Tensor = self.project_out(y if self.query_weight == 1 else self.query_weight * y)
-        return out
 
 
 def _heads_of(project: ToPoses | Scalars, x: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from escnn_attention.encodings.bias import positional_bias
 from escnn_attention.functional import PositionalBias, attention
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window, WindowShape
-from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses
-from escnn_attention.plain.self_attention import AttentionMode, GroupTables, rows_of
+from escnn_attention.plain.projections import AttentionMode, FromPoses, GroupTables, HeadModule, Scalars, ToPoses
+from escnn_attention.plain.self_attention import rows_of
 
 __all__ = [
     "DilationAttention",
@@ -111,7 +111,6 @@ class DilationAttention(HeadModule):
         factors: by which the output of every scale is multiplied.
     """
 
-    inverse_action: Tensor
     quotient: Tensor
 
     def __init__(
@@ -128,23 +127,20 @@ class DilationAttention(HeadModule):
         log_measure: Sequence[float] | None,
         factors: Sequence[float] | None,
     ):
-        super().__init__(project_in, project_out, encoding, needs)
+        quotient = tables.quotient
+        assert quotient is not None
+        # The pose (t, h⁻¹ĥ) is number t · |H| + h⁻¹ĥ.
+        poses = np.concatenate([t * len(quotient) + quotient for t in range(interval or 1)], axis=1)
+        measure = None if log_measure is None else np.repeat(log_measure, len(quotient))[:, None]
+        tables = replace(tables, quotient=poses, log_measure=measure)
+        super().__init__(project_in, project_out, encoding, needs, tables, mode)
         self.windows = tuple(w.window for w in windows)
         self.units = tuple(w.unit for w in windows)
         self.interval = interval
         self.factors = None if factors is None else tuple(factors)
-        self.query, self.dropout, self.backend = mode.query, mode.dropout, mode.backend
-        self.register_exact("inverse_action", tables.inverse_action)
-        quotient = tables.quotient
-        assert quotient is not None
-        # The pose (t, h⁻¹ĥ) is number t · |H| + h⁻¹ĥ.
-        poses = [t * len(quotient) + quotient for t in range(interval or 1)]
-        self.register_buffer("quotient", torch.as_tensor(np.concatenate(poses, axis=1)), persistent=False)
         for i, window in enumerate(windows):
             if window.share is not None:
                 self.register_exact(f"log_share_{i}", window.share.log())
-        if log_measure is not None:
-            self.register_exact("log_measure", np.repeat(log_measure, len(quotient))[:, None])
 
     def forward(self, x: Tensor) -> Tensor:
         return self.attend(x, self.positions(x))
@@ -193,7 +189,7 @@ class DilationAttention(HeadModule):
     def _terms(self, scale: int, positions: Grid) -> PositionalBias:
         seen = len(self.windows[scale : scale + (self.interval or 1)]) * len(self.quotient)
         inverse = self.inverse_action * self.units[scale]
-        log_measure = self._buffers.get("log_measure")
+        log_measure = self.log_measure
         return replace(
             positional_bias(self.encoding, positions, inverse, self.quotient[:, :seen]),
             log_measure=None if log_measure is None or seen == len(self.quotient) else log_measure[:seen],

@@ -21,30 +21,21 @@ from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import Halves, PairBias, PairTables, Relate, in_rows
 from escnn_attention.functional.points.weights import Values
 from escnn_attention.geometry.neighbours import Neighbourhood
-from escnn_attention.geometry.points import PointLayer, Points, where_present
+from escnn_attention.geometry.points import Cloud, Points, where_present
 from escnn_attention.geometry.relations import LogMotion, Relation
 from escnn_attention.groups.random_transformation import RandomTransformation
 from escnn_attention.plain.cutoff import Cutoff
-from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses, padded
-from escnn_attention.plain.self_attention import AttentionMode, GroupTables, register_tables
+from escnn_attention.plain.projections import (
+    AttentionMode,
+    FromPoses,
+    GroupTables,
+    HeadModule,
+    Scalars,
+    ToPoses,
+    padded,
+)
 
-__all__ = ["ConvolvedValues", "PointAttention", "PointModule", "compute_present"]
-
-
-def compute_present(
-    layer: PointLayer,
-    x: Tensor,
-    coords: Tensor,
-    edge_index: Tensor | None,
-    batch: Tensor | None,
-    mask: Tensor | None,
-    measure: Tensor | None,
-    edge_attr: Tensor | None,
-) -> Tensor:
-    """The output of a layer at the points that a mask shows, and zeros at the others."""
-    if mask is None:
-        return layer(x, coords, edge_index, batch, measure, edge_attr)
-    return where_present(layer, mask, x, coords, edge_index, batch, measure, edge_attr)
+__all__ = ["ConvolvedValues", "PointAttention", "PointModule"]
 
 
 class PointModule(torch.nn.Module, ABC):
@@ -61,18 +52,10 @@ class PointModule(torch.nn.Module, ABC):
         edge_attr: Tensor | None = None,
     ) -> Tensor:
         """Features ``(N, out)`` of features ``(N, in)``: see :meth:`escnn_attention.PointSelfAttention.forward`."""
-        return compute_present(self.compute, x, coords, edge_index, batch, mask, measure, edge_attr)
+        return where_present(self.compute, x, Cloud(coords, edge_index, batch, measure, edge_attr), mask)
 
     @abstractmethod
-    def compute(
-        self,
-        x: Tensor,
-        coords: Tensor,
-        edge_index: Tensor | None,
-        batch: Tensor | None,
-        measure: Tensor | None,
-        edge_attr: Tensor | None,
-    ) -> Tensor:
+    def compute(self, x: Tensor, cloud: Cloud) -> Tensor:
         """The output at points of which no mask hides any."""
 
 
@@ -156,27 +139,20 @@ class PointAttention(PointModule, HeadModule):
     It knows the group by tables only and needs no escnn.
 
     Args:
-        project_in, encoding, needs: as in :class:`~escnn_attention.plain.projections.HeadModule`.
-        project_out: from ``num_heads`` · C regular fields to the output.
+        project_in, project_out, encoding, tables, mode, needs, query_weight, transformation: as in
+            :class:`~escnn_attention.plain.projections.HeadModule`; there is a ``quotient``.
         relation: what it sees of two points.
         neighbourhood: the rule by which points are neighbours where no edges are given.
         values: what becomes of the values that are attended to; None for their sum.
-        tables: of the group, with a ``quotient``.
-        mode: which poses, and how.
-        query_weight: the measure of a query pose, with ``query="all"``.
-        transformation: by what the samples are transformed in training; None where they are fixed.
         edge_dim: the number of features of an edge; None without.
         cutoff: by which the measure of a key is multiplied for each query; None without.
         length_scale: as in :class:`escnn_attention.PointSelfAttention`.
     """
 
-    inverse_action: Tensor
     quotient: Tensor
     opposite: Tensor | None
     first_half: Tensor | None
     order: Tensor | None
-    relative: Tensor | None
-    log_measure: Tensor | None
     motion: Tensor | None
     rotation: Tensor | None
 
@@ -198,21 +174,16 @@ class PointAttention(PointModule, HeadModule):
         edge_dim: int | None = None,
         cutoff: Cutoff | None = None,
     ):
-        super().__init__(project_in, project_out, encoding, needs)
+        parts = (project_in, project_out, encoding, needs, tables, mode)
+        super().__init__(*parts, query_weight=query_weight, transformation=transformation)
         self.relation = relation
         self.neighbourhood = neighbourhood
         self.values = values
-        self.query, self.keys, self.normalization = mode.query, mode.keys, mode.normalization
-        self.dropout, self.backend = mode.dropout, mode.backend
-        self.shared_scores = mode.shared_scores
-        self.length_scale = length_scale
-        self.query_weight = query_weight
-        self.transformation = transformation
+        self.length_scale, self._relation_in_units = length_scale, relation.in_units(length_scale)
         self.edge_dim = edge_dim
         self.cutoff = cutoff
         readout = None if edge_dim is None else torch.randn(2, self.num_heads, edge_dim) / math.sqrt(edge_dim)
         self.edge_readout = None if readout is None else Parameter(readout)
-        register_tables(self, tables)
         half, order, opposite = None, None, tables.opposite
         if opposite is not None:
             half = np.flatnonzero(opposite > np.arange(len(opposite)))
@@ -227,38 +198,26 @@ class PointAttention(PointModule, HeadModule):
         self.register_exact("motion", linear)
         self.register_exact("rotation", constant)
 
-    def compute(
-        self,
-        x: Tensor,
-        coords: Tensor,
-        edge_index: Tensor | None,
-        batch: Tensor | None,
-        measure: Tensor | None,
-        edge_attr: Tensor | None,
-    ) -> Tensor:
+    def compute(self, x: Tensor, cloud: Cloud) -> Tensor:
         # Drawn in training only: what a trained layer gives is no matter of chance.
         element = self.transformation.draw() if self.transformation is not None and self.training else None
         if self.transformation is not None and element is not None:
             x = self.transformation.inputs(x, element, inverse=True)
         # In half precision points that are far from the origin would fall together.
-        points = coords.to(working_precision(self.inverse_action.dtype))
+        points = cloud.coords.to(working_precision(self.inverse_action.dtype))
         points = points if self.length_scale == 1 else self.relation.scaled(points, self.length_scale)
         if self.transformation is not None and element is not None:
             # Row vectors, so that the product with the matrix of g is g⁻¹ applied to every point. Not a matrix product,
             # which autocast has in half precision.
             points = (points.unsqueeze(-1) * self.transformation.space(element).to(points)).sum(-2)
-        y = self.attend(x, Points(points, coords, edge_index, batch, self.neighbourhood, edge_attr), measure)
+        where = (cloud.coords, cloud.edge_index, cloud.batch, self.neighbourhood, cloud.edge_attr)
+        y = self.attend(x, Points(points, *where), cloud.measure)
         return y if self.transformation is None or element is None else self.transformation.outputs(y, element)
 
     def attend(self, x: Tensor, positions: Points, measure: Tensor | None) -> Tensor:
         """The layer on features ``(N, in)`` at the given points: ``(N, out)``."""
         y = BETWEEN_POINTS.compute(self.call(x, positions, measure), self.backend)
-        if self.shared_scores:
-            y = y.unflatten(-1, (len(self.inverse_action), -1)).squeeze(3)
-        if self.query_weight != 1:
-            y = self.query_weight * y
-        out: Tensor = self.project_out(y).squeeze(0)
-        return out
+        return self.project(y).squeeze(0)
 
     def call(self, x: Tensor, positions: Points, measure: Tensor | None) -> PointCall:
         """The attention to compute, of features ``(N, in)`` at the given points."""
@@ -267,8 +226,6 @@ class PointAttention(PointModule, HeadModule):
         query, keys = self.query, self.keys
         values = None
         if self.shared_scores:
-            # The channels of all poses are those of a single one, and the score of that is the sum of theirs.
-            q, k, v = (t.flatten(-2).unsqueeze(-2) for t in (q, k, v))
             query, keys, bias = "own", "all", self._shared_bias(measure)
         else:
             # A single query without a pose contributes to every output pose by itself.
@@ -303,7 +260,7 @@ class PointAttention(PointModule, HeadModule):
         seen = FromAllPoses(self.encoding, self.inverse_action)
         inverse = seen.identity
         tables = PairTables(
-            relate=SeenFromPoses(self.relation.in_units(self.length_scale), inverse),
+            relate=SeenFromPoses(self._relation_in_units, inverse),
             inverse_action=inverse,
             quotient=self.quotient.new_zeros(1, 1),
             relative=None,
@@ -318,7 +275,7 @@ class PointAttention(PointModule, HeadModule):
         """The function of two points that the encoding gets."""
         if self.motion is not None and self.rotation is not None:
             return SeenMotion(self.motion, self.rotation)
-        return SeenFromPoses(self.relation.in_units(self.length_scale), self.inverse_action)
+        return SeenFromPoses(self._relation_in_units, self.inverse_action)
 
     @property
     def sees_offsets(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,8 @@ from torch.nn import Parameter
 
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.base import Needs
+from escnn_attention.functional import KeyMode, QueryMode
+from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import (
     Columns,
@@ -28,12 +31,15 @@ from escnn_attention.functional.matmul import (
     grouped_linear_transpose,
     in_groups,
 )
+from escnn_attention.groups.random_transformation import RandomTransformation
 from escnn_attention.plain.buffers import Derived, ExactBuffers
 from escnn_attention.plain.irreps import Irreps, Segment
 
 __all__ = [
+    "AttentionMode",
     "Frames",
     "FromPoses",
+    "GroupTables",
     "HeadModule",
     "ProjectionKind",
     "QueryKeyNorm",
@@ -371,30 +377,62 @@ def _apart(made: Tensor, by_position: bool) -> list[Tensor]:
     return [t.movedim(2, 0) for t in made.movedim((0, 1), (2, 3)).unbind(2)]
 
 
+@dataclass(frozen=True, eq=False)
+class GroupTables:
+    """The tables of the group H that a layer needs.
+
+    Attributes:
+        inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
+        quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ. None where there is no such table, and where keys have no poses.
+        relative: ``(S, S, F)``; features of h⁻¹ĥ, for samples of a continuous group.
+        log_measure: ``(S,)``; the logarithm of the measure of every pose of the keys; None where all are alike.
+        opposite: ``(|H|,)``; the index of -h, where H has the inversion of space, between points; None elsewhere.
+    """
+
+    inverse_action: np.ndarray
+    quotient: np.ndarray | None = None
+    relative: np.ndarray | None = None
+    log_measure: np.ndarray | None = None
+    opposite: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class AttentionMode:
+    """Who attends to whom, and how it is computed: arguments of :func:`escnn_attention.functional.attention`."""
+
+    query: QueryMode = "own"
+    keys: KeyMode = "all"
+    dropout: float = 0.0
+    backend: str = "auto"
+    shared_scores: bool = False
+    normalization: Normalization = "softmax"
+
+
 class ScoredHeads(ExactBuffers):
     """A module with heads whose queries and keys may be normalised, and whose keys and values may have registers.
 
     Attributes:
+        project_out: from M · C regular fields to the output.
         num_heads: M.
         qk_norm, registers: the modules that do so; None without.
+        query_weight: by which the output of the heads is multiplied: the measure of a query pose, with
+            ``query="all"``.
     """
 
+    project_out: FromPoses
     num_heads: int
     qk_norm: QueryKeyNorm | None
     registers: Registers | None
+    query_weight: float
+    shared_scores: bool = False
+    inverse_action: Tensor
+    relative: Tensor | None
+    log_measure: Tensor | None
 
     @property
     def channels(self) -> int:
         """C, the channels of a head."""
         raise NotImplementedError
-
-    def add_registers(self, number: int) -> None:
-        """Have so many keys and values besides those of the features, from now on."""
-        self.registers = Registers(self.num_heads, self.channels, number)
-
-    def normalise_scores(self) -> None:
-        """Normalise queries and keys, from now on."""
-        self.qk_norm = QueryKeyNorm(self.num_heads, self.channels)
 
     def complete(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values ``(M, B, N, P, C)``, normalised and with registers where there are some."""
@@ -403,6 +441,21 @@ class ScoredHeads(ExactBuffers):
         if self.registers is not None:
             keys, values = self.registers(keys, values)
         return queries, keys, values
+
+    def project(self, y: Tensor) -> Tensor:
+        """Rows of channels ``(B, N, out)`` of what heads give, ``(M, B, N, |H|, C)``."""
+        if self.shared_scores:
+            y = y.unflatten(-1, (len(self.inverse_action), -1)).squeeze(3)
+        out: Tensor = self.project_out(y if self.query_weight == 1 else self.query_weight * y)
+        return out
+
+    def register_tables(self, tables: GroupTables) -> None:
+        """Make the tables constants of the module, by their names."""
+        self.register_exact("inverse_action", tables.inverse_action)
+        quotient = None if tables.quotient is None else torch.as_tensor(tables.quotient)
+        self.register_buffer("quotient", quotient, persistent=False)
+        self.register_exact("relative", tables.relative)
+        self.register_exact("log_measure", tables.log_measure)
 
 
 class HeadModule(ScoredHeads):
@@ -414,10 +467,13 @@ class HeadModule(ScoredHeads):
         project_out: from M · C regular fields to the output.
         encoding: a bound encoding or kernel.
         needs: what of them its scores are made of.
+        tables: of the group.
+        mode: which poses attend to which, and how.
+        query_weight: as in :class:`ScoredHeads`.
+        transformation: by what the samples are transformed in training; None where they are fixed.
     """
 
     quotient: Tensor | None
-    relative: Tensor | None
 
     def __init__(
         self,
@@ -425,6 +481,11 @@ class HeadModule(ScoredHeads):
         project_out: FromPoses,
         encoding: Encoding | PairKernel,
         needs: Needs,
+        tables: GroupTables,
+        mode: AttentionMode,
+        *,
+        query_weight: float = 1.0,
+        transformation: RandomTransformation | None = None,
     ):
         super().__init__()
         # In this order: optimizers in checkpoints know parameters by their numbers.
@@ -434,6 +495,10 @@ class HeadModule(ScoredHeads):
         self.needs = needs
         self.num_heads = project_in.groups // len(needs.fields)
         self.qk_norm = self.registers = None
+        self.query, self.keys, self.normalization = mode.query, mode.keys, mode.normalization
+        self.dropout, self.backend, self.shared_scores = mode.dropout, mode.backend, mode.shared_scores
+        self.query_weight, self.transformation = query_weight, transformation
+        self.register_tables(tables)
 
     @property
     def channels(self) -> int:
@@ -442,7 +507,8 @@ class HeadModule(ScoredHeads):
     def to_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of features ``(B, *space, in)`` at N positions, each ``(M, B, N, P, C)``.
 
-        Keys and values have registers, if there are any, behind their poses.
+        Keys and values have registers, if there are any, behind their poses. With shared scores the channels of all
+        poses are those of a single one, whose score is the sum of theirs.
         """
         made = self.project_in(x)  # heads of each, B, *space, P, C
         shape = (len(self.needs.fields), self.num_heads, x.shape[0], math.prod(x.shape[1:-1]), *made.shape[-2:])
@@ -451,4 +517,7 @@ class HeadModule(ScoredHeads):
         # Queries that nobody reads only say how many there are.
         queries = fields["queries"] if self.needs.queries else values.detach()
         keys = fields["keys"] if self.needs.keys else values.new_ones(1).expand_as(values)
-        return self.complete(queries, keys, values)
+        queries, keys, values = self.complete(queries, keys, values)
+        if not self.shared_scores:
+            return queries, keys, values
+        return queries.flatten(-2).unsqueeze(-2), keys.flatten(-2).unsqueeze(-2), values.flatten(-2).unsqueeze(-2)

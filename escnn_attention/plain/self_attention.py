@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,55 +13,13 @@ from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.base import Needs
 from escnn_attention.encodings.bias import FromAllPoses, positional_bias
 from escnn_attention.functional import ON_GRIDS, GridCall, KeyMode, PositionalBias, QueryMode, probabilities
-from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.grid import Grid, kept_grid
 from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.random_transformation import LieElement, RandomTransformation
-from escnn_attention.plain.buffers import ExactBuffers
-from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses
+from escnn_attention.plain.projections import AttentionMode, FromPoses, GroupTables, HeadModule, Scalars, ToPoses
 
-__all__ = [
-    "AttentionMode",
-    "GroupTables",
-    "Resampling",
-    "SelfAttention",
-    "fields_of",
-    "hidden",
-    "maps_of",
-    "rows_of",
-]
-
-
-@dataclass(frozen=True, eq=False)
-class GroupTables:
-    """The tables of the group H that a layer needs.
-
-    Attributes:
-        inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
-        quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ. None where there is no such table, and where keys have no poses.
-        relative: ``(S, S, F)``; features of h⁻¹ĥ, for samples of a continuous group.
-        log_measure: ``(S,)``; the logarithm of the measure of every pose of the keys; None where all are alike.
-        opposite: ``(|H|,)``; the index of -h, where H has the inversion of space, between points; None elsewhere.
-    """
-
-    inverse_action: np.ndarray
-    quotient: np.ndarray | None = None
-    relative: np.ndarray | None = None
-    log_measure: np.ndarray | None = None
-    opposite: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class AttentionMode:
-    """Who attends to whom, and how it is computed: arguments of :func:`escnn_attention.functional.attention`."""
-
-    query: QueryMode = "own"
-    keys: KeyMode = "all"
-    dropout: float = 0.0
-    backend: str = "auto"
-    shared_scores: bool = False
-    normalization: Normalization = "softmax"
+__all__ = ["Resampling", "SelfAttention", "fields_of", "hidden", "maps_of", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -126,23 +83,13 @@ class SelfAttention(HeadModule):
     only and needs no escnn.
 
     Args:
-        project_in, project_out, encoding, needs: as in :class:`~escnn_attention.plain.projections.HeadModule`, for M
-            heads of C channels. From
+        window: which positions a query sees.
+        project_in, project_out, encoding, tables, mode, needs, query_weight, transformation: as in
+            :class:`~escnn_attention.plain.projections.HeadModule`. From
             :class:`~escnn_attention.plain.projections.Scalars` queries, keys and values have no poses, and all output
             poses share the scores of the content.
-        tables: of the group.
-        window: which positions a query sees.
-        mode: which poses, and how.
-        query_weight: by which the output of the heads is multiplied: the measure of a query pose, with
-            ``query="all"``.
-        transformation: by what the samples are transformed in training; None where they are fixed.
         resampling: where the outputs are.
     """
-
-    inverse_action: Tensor
-    quotient: Tensor | None
-    relative: Tensor | None
-    log_measure: Tensor | None
 
     def __init__(
         self,
@@ -158,15 +105,10 @@ class SelfAttention(HeadModule):
         transformation: RandomTransformation | None = None,
         resampling: Resampling = Resampling(),
     ):
-        super().__init__(project_in, project_out, encoding, needs)
+        parts = (project_in, project_out, encoding, needs, tables, mode)
+        super().__init__(*parts, query_weight=query_weight, transformation=transformation)
         self.window, self.resampling = window, resampling
-        self.query, self.keys = mode.query, mode.keys
-        self.dropout, self.backend = mode.dropout, mode.backend
-        self.shared_scores = mode.shared_scores
-        self.query_weight = query_weight
-        self.transformation = transformation
         self.lifts = isinstance(project_in, Scalars)  # queries and keys have no poses, the same ones for all outputs
-        register_tables(self, tables)
         self.start()
 
     @torch.no_grad()
@@ -206,11 +148,7 @@ class SelfAttention(HeadModule):
             x = self.transformation.inputs(x, element, inverse=True)
         call = self.call(x, positions, element)
         y = ON_GRIDS.compute(call if mask is None else replace(call, bias=hidden(call.bias, mask)), self.backend)
-        if self.shared_scores:
-            y = y.unflatten(-1, (len(self.inverse_action), -1)).squeeze(3)
-        if self.query_weight != 1:
-            y = self.query_weight * y
-        y = fields_of(self.project_out(y), self.resampling.shape(x.shape[2:]))
+        y = fields_of(self.project(y), self.resampling.shape(x.shape[2:]))
         if element is not None:
             assert self.transformation is not None
             y = self.transformation.outputs(y, element)
@@ -226,7 +164,6 @@ class SelfAttention(HeadModule):
     def call(self, x: Tensor, positions: Grid, element: LieElement | None = None) -> GridCall:
         """The attention to compute, of features ``(B, in, *space)`` at the given positions."""
         q, k, v = self.to_heads(rows_of(x))
-        dropout = self.dropout if self.training else 0.0
         # One query without a pose contributes to every output pose, whichever of its poses would.
         query: QueryMode = "all" if self.lifts else self.query
         keys: KeyMode = "all" if self.lifts else self.keys
@@ -235,11 +172,9 @@ class SelfAttention(HeadModule):
         if self.resampling.resizes:
             places = GridPair(*grids)
             q = self.resampling(q.movedim(2, -1).unflatten(-1, positions.shape), 4).flatten(4).movedim(-1, 2)
-        bias = self.bias(places, element)
         if self.shared_scores:
-            # The channels of all poses are those of a single one, and the score of that is the sum of theirs.
-            q, k, v = (t.flatten(-2).unsqueeze(-2) for t in (q, k, v))
             query, keys = "own", "all"
+        dropout, bias = self.dropout if self.training else 0.0, self.bias(places, element)
         return GridCall(q, k, v, bias, *grids, query=query, keys=keys, dropout=dropout)
 
     def bias(self, positions: Grid | GridPair, element: LieElement | None = None) -> PositionalBias:
@@ -258,15 +193,6 @@ def hidden(bias: PositionalBias, mask: Tensor) -> PositionalBias:
     """The bias with a measure of zero for the positions that a mask ``(B, N)`` hides, for each image its own."""
     measure = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf).unsqueeze(1)
     return replace(bias, log_measure=measure if bias.log_measure is None else bias.log_measure + measure)
-
-
-def register_tables(module: ExactBuffers, tables: GroupTables) -> None:
-    """Make the tables constants of a module, by their names."""
-    module.register_exact("inverse_action", tables.inverse_action)
-    quotient = None if tables.quotient is None else torch.as_tensor(tables.quotient)
-    module.register_buffer("quotient", quotient, persistent=False)
-    module.register_exact("relative", tables.relative)
-    module.register_exact("log_measure", tables.log_measure)
 
 
 def maps_of(call: GridCall, queries: Tensor, poses: Tensor | None, space: Sequence[int]) -> Tensor:

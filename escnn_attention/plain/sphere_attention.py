@@ -12,7 +12,7 @@ from torch import Tensor
 from escnn_attention._precision import working_precision
 from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional.points.bias import Relate
-from escnn_attention.geometry.points import Points
+from escnn_attention.geometry.points import Cloud, Points
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.point_attention import PointAttention, PointModule, from_poses
 from escnn_attention.plain.projections import FromPoses, ToPoses
@@ -163,18 +163,11 @@ class SphereAttention(PointAttention):
         self.out_of = out_of
         self.axes = axes
 
-    def compute(
-        self,
-        x: Tensor,
-        coords: Tensor,
-        edge_index: Tensor | None,
-        batch: Tensor | None,
-        measure: Tensor | None,
-        edge_attr: Tensor | None,
-    ) -> Tensor:
-        angles = angles_of(coords.to(working_precision(self.inverse_action.dtype)))
-        frames = Points(frames_at(*angles).flatten(1), coords, edge_index, batch, self.neighbourhood, edge_attr)
-        return self.out_of.outward(self.attend(self.into.inward(x, *angles), frames, measure), *angles)
+    def compute(self, x: Tensor, cloud: Cloud) -> Tensor:
+        angles = angles_of(cloud.coords.to(working_precision(self.inverse_action.dtype)))
+        where = (cloud.coords, cloud.edge_index, cloud.batch, self.neighbourhood, cloud.edge_attr)
+        frames = Points(frames_at(*angles).flatten(1), *where)
+        return self.out_of.outward(self.attend(self.into.inward(x, *angles), frames, cloud.measure), *angles)
 
     def relate(self) -> Relate:
         """The function of two points that the encoding gets: one frame as seen from the other."""
@@ -256,15 +249,8 @@ class SphereTransformerBlock(PointModule):
         self.gains = gains
         self.drop_path = drop_path
 
-    def compute(
-        self,
-        x: Tensor,
-        coords: Tensor,
-        edge_index: Tensor | None,
-        batch: Tensor | None,
-        measure: Tensor | None,
-        edge_attr: Tensor | None,
-    ) -> Tensor:
+    def compute(self, x: Tensor, cloud: Cloud) -> Tensor:
+        coords, edge_index, batch, measure, edge_attr, _ = cloud
         features = () if edge_attr is None else (edge_attr,)
         attended = self.attention(self.norms[0](x), coords, edge_index, batch, None, measure, *features)
         y = self.dropout(attended)

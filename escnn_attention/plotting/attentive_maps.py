@@ -246,23 +246,14 @@ def plot_attentive_layers(
     poses, have from those of the image as it is: rounding errors, where the network is equivariant.
 
     Args:
-        x: one image, (1, C, S, S), over a planar gspace with a finite group: fields, or a plain tensor for models that
-            take one.
-        model: any module with attentive layers inside; called in evaluation mode.
         layers: the layers, each by its name in the model, itself, or a block that contains it; by default all.
-        elements: the elements that transform the image; by default those that map the grid onto itself, at most eight.
-        angles: degrees to rotate it by in place of elements.
-        background: the value around the image.
-        title: above the figure.
+        x, model, elements, angles, background, title: as in :func:`plot_attentive_maps`.
 
     Returns:
         The figure.
 
     Raises:
-        ImportError: matplotlib is missing.
-        TypeError: ``model`` is not a module, ``x`` no tensor, or a layer or element is of another type.
-        ValueError: ``x`` is not one planar image, there is no such layer or element, the model does not call a layer,
-            or both elements and angles are given, or angles for what is not square and scalar.
+        ImportError, TypeError, ValueError: as :func:`plot_attentive_maps`.
 
     Example:
         >>> import torch
@@ -392,22 +383,14 @@ def plot_attended_images(
     Args:
         images: (B, C, S, S), over a planar gspace with a finite group: fields, or a plain tensor for models that take
             one. Three scalar fields are drawn as colours.
-        model: an attentive layer, or any module that contains some; called in evaluation mode, image by image.
-        layer: the layer: its name in the model, itself, or a block that contains it; by default the first.
         elements: the elements that transform the images; by default those that map the grid onto itself, at most four.
-        angles: degrees to rotate them by in place of elements.
-        back: whether to draw the part at the right.
-        background: the value around an image.
-        title: above the figure.
+        model, layer, angles, back, background, title: as in :func:`plot_attentive_maps`.
 
     Returns:
         The figure.
 
     Raises:
-        ImportError: matplotlib is missing.
-        TypeError: ``model`` is not a module, ``images`` no tensor, or a layer or element is of another type.
-        ValueError: there are no images, they are not planar, there is no such layer or element, the model does not call
-            the layer, or both elements and angles are given, or angles for what is not square and scalar.
+        ImportError, TypeError, ValueError: as :func:`plot_attentive_maps`; there are no images.
 
     Example:
         >>> import torch

@@ -235,29 +235,27 @@ def test_mistakes():
     fields = spaces.regular(gspace, 2)
     with pytest.raises(TypeError, match="in_type: got str"):
         FeatureAttention("fields")
-    with pytest.raises(
-        TypeError, match="input: FeatureAttention got a tensor of float64, but its parameters are float32"
-    ):
+    with pytest.raises(TypeError, match=r"input: .*are float32"):
         FeatureAttention(fields)(spaces.random_field(fields, 5, 5))
-    with pytest.raises(ValueError, match="in_type: FeatureAttention needs regular fields only, or trivial fields only"):
+    with pytest.raises(ValueError, match=r"in_type: .*fields only"):
         FeatureAttention(spaces.mixed(gspace))
     with pytest.raises(ValueError, match=r"in_type: FeatureAttention .* got quotient"):
         FeatureAttention(FieldType(gspace, [gspace.quotient_repr(2)]))
-    with pytest.raises(ValueError, match="in_type: FeatureAttention needs a grid of 2 or 3 dimensions"):
+    with pytest.raises(ValueError, match=r"in_type: .*3 dimensions"):
         FeatureAttention(spaces.regular(spaces.POINT["D4 on a point"](), 1))
-    with pytest.raises(ValueError, match="channel, spatial: got False for both"):
+    with pytest.raises(ValueError, match=r"channel, spatial: .*for both"):
         FeatureAttention(fields, channel=False, spatial=False)
-    with pytest.raises(ValueError, match="kernel_size: got 6, needed an odd number"):
+    with pytest.raises(ValueError, match=r"kernel_size: .*needed an odd"):
         FeatureAttention(fields, kernel_size=6)
     for argument in ("ratio", "dilation"):
         with pytest.raises(ValueError, match=f"{argument}: got 0, needed at least 1"):
             FeatureAttention(fields, **{argument: 0})
-    with pytest.raises(ValueError, match="statistics: got 'median', needed one of 'mean', 'max'"):
+    with pytest.raises(ValueError, match=r"statistics: .*needed one of"):
         FeatureAttention(fields, statistics=["median"])
     for statistics in ((), ("mean", "mean")):
         with pytest.raises(ValueError, match=r"statistics: got .*, needed 'mean', 'max' or both"):
             FeatureAttention(fields, statistics=statistics)
-    with pytest.raises(TypeError, match="statistics: got 2, needed 'mean', 'max' or both"):
+    with pytest.raises(TypeError, match=r"statistics: .*needed 'mean', 'max'"):
         FeatureAttention(fields, statistics=2)
     for argument in ("channel", "spatial", "residual"):
         with pytest.raises(TypeError, match=f"{argument}: got 'yes', needed True or False"):
@@ -270,11 +268,11 @@ def test_mistakes():
     ):
         with pytest.raises(ValueError, match=f"{argument}: got {value!r}, but there is no {off} attention; leave it"):
             FeatureAttention(fields, **{off: False, argument: value})
-    with pytest.raises(TypeError, match="input: FeatureAttention got a tensor of float64, but its parameters are floa"):
+    with pytest.raises(TypeError, match=r"input: .*are floa"):
         FeatureAttention(fields).attention_maps(spaces.random_field(fields, 5, 5))
     with pytest.raises(ValueError, match="basis: got 'all'"):
         FeatureAttention(fields, basis="all")
-    with pytest.raises(ValueError, match="input: FeatureAttention got a tensor of type"):
+    with pytest.raises(ValueError, match=r"input: .*of type"):
         FeatureAttention(fields)(spaces.random_field(spaces.regular(gspace, 3), 5, 5))
     continuous = gspaces.rot2dOnR2(-1)
     with pytest.raises(NotImplementedError, match=r"in_type: .*, which is continuous"):
@@ -357,14 +355,14 @@ def test_mistakes_pose_attention():
     gspace = gspaces.rot2dOnR2(4)
     with pytest.raises(TypeError, match="in_type: got NoneType"):
         PoseAttention(None)
-    with pytest.raises(ValueError, match="in_type: PoseAttention needs regular fields only, or trivial fields only"):
+    with pytest.raises(ValueError, match=r"in_type: .*fields only"):
         PoseAttention(spaces.mixed(gspace))
-    with pytest.raises(TypeError, match="residual: got 1, needed True or False"):
+    with pytest.raises(TypeError, match=r"residual: .*needed True or"):
         PoseAttention(spaces.regular(gspace, 1), residual=1)
     fields = spaces.regular(gspace, 1)
-    with pytest.raises(TypeError, match="input: PoseAttention got a tensor of float64, but its parameters are float32"):
+    with pytest.raises(TypeError, match=r"input: .*are float32"):
         PoseAttention(fields).attention_maps(spaces.random_field(fields, 3, 3))
-    with pytest.raises(TypeError, match="input: PoseAttention got a tensor of float64, but its parameters are float32"):
+    with pytest.raises(TypeError, match=r"input: .*are float32"):
         PoseAttention(fields)(spaces.random_field(fields, 3, 3))
     with pytest.raises(TypeError, match="input: PoseAttention got Tensor"):
         PoseAttention(spaces.regular(gspace, 1))(torch.zeros(1, 4, 3, 3))
@@ -548,15 +546,15 @@ def test_mistakes_attentive_conv():
         AttentiveConv(vectors, fields, 3)
     with pytest.raises(ValueError, match=r"out_type: AttentiveConv needs regular fields only, or trivial .* regular"):
         AttentiveConv(fields, fields + vectors, 3)
-    with pytest.raises(ValueError, match="out_type: its gspace is C8"):
+    with pytest.raises(ValueError, match=r"out_type: .*is C8"):
         AttentiveConv(fields, spaces.regular(gspaces.rot2dOnR2(8), 1), 3)
     point = spaces.regular(spaces.POINT["D4 on a point"](), 1)
-    with pytest.raises(ValueError, match="in_type: AttentiveConv needs a grid of 2 or 3 dimensions"):
+    with pytest.raises(ValueError, match=r"in_type: .*3 dimensions"):
         AttentiveConv(point, point, 1)
     for argument, value in (("ratio", 0), ("stride", 0), ("dilation", 0), ("padding", -1), ("attention_dilation", 0)):
         with pytest.raises(ValueError, match=f"{argument}: got {value}, needed at least"):
             AttentiveConv(fields, fields, 3, **{argument: value})
-    with pytest.raises(ValueError, match="attention_size: got 4, needed an odd number"):
+    with pytest.raises(ValueError, match=r"attention_size: .*needed an odd"):
         AttentiveConv(fields, fields, 3, attention_size=4)
     with pytest.raises(ValueError, match="basis: got 'full'"):
         AttentiveConv(fields, fields, 3, basis="full")
@@ -571,7 +569,7 @@ def test_mistakes_attentive_conv():
     ):
         with pytest.raises(ValueError, match=rf"{argument}: got {value}, but there is no .*; leave it at"):
             AttentiveConv(fields, fields, 3, **off, **{argument: value})
-    with pytest.raises(ValueError, match="input: a grid of 4×6 with padding 0 is smaller than the kernel, which cov"):
+    with pytest.raises(ValueError, match=r"input: .*which cov"):
         AttentiveConv(fields, fields, 5)(spaces.random_field(fields, 4, 6, dtype=torch.float32))
     with pytest.raises(TypeError, match="input: AttentiveConv got Tensor"):
         AttentiveConv(fields, fields, 3)(torch.zeros(1, 8, 5, 5))

@@ -27,6 +27,7 @@ from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.plain import cross_attention
+from escnn_attention.plain.self_attention import fields_of
 from tests import spaces
 from tests.layers import drawn
 from tests.nn.attention import ENCODINGS
@@ -130,7 +131,7 @@ def test_equivariant_to_elements_that_turn_the_grids(space, encoding, size):
             for shape, spacing in (((3, 4), 2), ((6, 8), 1))
         ]
         call = layer.plain.call(x.tensor, y.tensor, None, tuple(grids))
-        return layer.plain.output(ON_GRIDS.compute(call), (3, 4))
+        return fields_of(layer.plain.project(ON_GRIDS.compute(call)), (3, 4))
 
     with torch.no_grad():
         expected = layer(x, y)
@@ -257,7 +258,7 @@ def written_out(layer, queries, keys, offset, seen=lambda delta: True):
                 scores.append(q[m, b, x, other] @ key / math.sqrt(channels))
                 found.append(v[m, b, y, p])
             out[m, b, x, h] = out[m, b, x, h] + torch.stack(scores).softmax(0) @ torch.stack(found)
-    return core.output(out, queries.shape[2:])
+    return fields_of(core.project(out), queries.shape[2:])
 
 
 def centred(shape, spacing=1):

@@ -55,7 +55,7 @@ class TestScales:
             Scales(base)
 
     def test_count(self):
-        with pytest.raises(ValueError, match="count: got 0, needed at least 1"):
+        with pytest.raises(ValueError, match=r"count: .*needed at least"):
             Scales(2, 0)
         with pytest.raises(TypeError, match=r"count: got 2.5, needed an integer"):
             Scales(2, 2.5)
@@ -374,7 +374,7 @@ def test_measure_of_keys_of_other_scales():
     torch.testing.assert_close(
         layer.plain.log_measure.exp()[:, 0], torch.tensor([1, 1 / 4, 1 / 16]).double().repeat_interleave(4)
     )
-    assert not hasattr(group(PLANE["C4"](), interval=3, measure="counting").plain, "log_measure")
+    assert group(PLANE["C4"](), interval=3, measure="counting").plain.log_measure is None
     x = random_field(layer.in_type, 5, 5)
     other = group(PLANE["C4"](), interval=3, measure="counting", windows="dilated")
     same = group(PLANE["C4"](), interval=3, measure="haar", windows="dilated")

@@ -198,5 +198,5 @@ def test_bad_arguments_position_embedding():
             PositionEmbedding(fields, encoding=encoding)
     with pytest.raises(ValueError, match="has no base space"):
         PositionEmbedding(spaces.regular(spaces.POINT["D4 on a point"](), 1))
-    with pytest.raises(ValueError, match="batch: got a Tensor for features on a grid"):
+    with pytest.raises(ValueError, match=r"batch: .*a grid"):
         PositionEmbedding(fields)(fields(torch.zeros(1, 4, 3, 3)), torch.zeros(1))

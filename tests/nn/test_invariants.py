@@ -95,7 +95,7 @@ def test_classifiers_may_end_in_scalars(last):
     for g in C4.fibergroup.elements:
         torch.testing.assert_close(network(x.transform(g)), logits, rtol=1e-10, atol=1e-11)
     vectors = nn.FieldType(C4, [C4.irrep(1)])
-    with pytest.raises(ValueError, match="stages: the maximum over poses needs regular fields"):
+    with pytest.raises(ValueError, match=r"stages: .*regular fields"):
         EquivariantClassifier({"last": nn.IdentityModule(vectors)}, 4)
 
 

@@ -77,7 +77,7 @@ def test_the_defaults_of_escnn_are_not_complete():
     assert R2Conv(fields, fields, 3, initialize=False).basisexpansion.dimension() == 24
     for size in (3, 4, 5, 7):
         kernel = filter_of(pose_kernel(gspace, 1, 4, 1, 4, size, gain=1.0)())
-        with pytest.raises(ValueError, match="kernel: the nearest filter of the basis is"):
+        with pytest.raises(ValueError, match=r"kernel: .*basis is"):
             fit_kernel(R2Conv(fields, fields, size, initialize=False), kernel)
 
 
@@ -147,7 +147,7 @@ def test_wrong_arguments():
         complete_basis(3, dilation=1.5)
     with pytest.raises(ValueError, match=r"dimensions: .*2 or 3"):
         complete_basis(3, dimensions=1)
-    with pytest.raises(ValueError, match="kernel_size: got 2, at which escnn's band-limited basis is empty"):
+    with pytest.raises(ValueError, match=r"kernel_size: .*is empty"):
         pose_kernel(gspaces.rot2dOnR2(8), 1, 8, 1, 8, 2, gain=1.0)
     with pytest.raises(ValueError, match=r"basis: .*'auto'"):
         pose_kernel(gspaces.rot2dOnR2(4), 1, 4, 1, 4, 3, basis="all", gain=1.0)

@@ -590,7 +590,7 @@ def test_groups_erase_nothing():
     instance = FieldLayerNorm(scalars, "sample", num_groups=4)
     assert instance(scalars(torch.randn(2, 4, 2, 1))).tensor.any()
     for kind in ("layer", "rms"):
-        with pytest.raises(ValueError, match="input: FieldLayerNorm got a single position, of which num_groups=4"):
+        with pytest.raises(ValueError, match=r"input: .*which num_groups=4"):
             FieldLayerNorm(scalars, "sample", kind=kind, num_groups=4)(scalars(torch.randn(2, 4, 1, 1)))
         with pytest.raises(ValueError, match=f'in_type: .* of which kind="{kind}" makes'):
             FieldLayerNorm(scalars, kind=kind, num_groups=4)

@@ -29,7 +29,7 @@ def test_points_that_have_nothing_to_attend_to():
     assert not layer(x, torch.tensor([[0, 1, 2], [0, 0, 2]]), mask=mask).tensor[1].any()
     with pytest.raises(ValueError, match="mask: hides all points"):
         layer(x, mask=torch.zeros(3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="input: got a cloud without points"):
+    with pytest.raises(ValueError, match=r"input: .*without points"):
         layer(GeometricTensor(x.tensor[:0], in_type, x.coords[:0]))
 
 
@@ -161,7 +161,7 @@ def test_bad_features_of_edges():
     padded[:, :3, :3] = tables
     assert torch.equal(layer(x, batch=batch, edge_attr=padded).tensor, layer(x, batch=batch, edge_attr=tables).tensor)
     for module in (without, PointTransformerBlock(fields, fields)):
-        with pytest.raises(ValueError, match="edge_attr: got features of edges, and the layer has no edge_dim"):
+        with pytest.raises(ValueError, match=r"edge_attr: .*no edge_dim"):
             module(x, edges, edge_attr=rows)
     with pytest.raises(ValueError, match=r"edge_attr: .*\(edges, 2\)"):
         layer.export()(x.tensor, x.coords, edges, edge_attr=rows[:3])

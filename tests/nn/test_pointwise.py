@@ -58,7 +58,7 @@ def test_names():
     assert isinstance(activation_of(fields, "silu"), SiLU)
     assert isinstance(activation_of(fields, "gelu"), GELU)
     for make in (lambda name: activation_of(fields, name), plain_activation):
-        with pytest.raises(ValueError, match="activation: got 'tanh', needed one of 'silu', 'gelu', 'relu'"):
+        with pytest.raises(ValueError, match=r"activation: .*needed one of"):
             make("tanh")
 
 
@@ -66,9 +66,7 @@ def test_fields_without_pointwise_nonlinearities_are_refused():
     """Rightly: on them the function does not commute with the group."""
     gspace = gspaces.flipRot2dOnR2(4)
     field_type = FieldType(gspace, [gspace.regular_repr, gspace.irrep(1, 0), gspace.irrep(1, 1)])
-    with pytest.raises(
-        ValueError, match="in_type: SiLU acts on every channel by itself, which irrep_1,0, irrep_1,1 does"
-    ):
+    with pytest.raises(ValueError, match=r"in_type: .*irrep_1,1 does"):
         SiLU(field_type)
     for name in FORMULAS:
         with pytest.raises(ValueError, match="acts on every channel by itself, which irrep_1,0, irrep_1,1 does not"):
@@ -168,13 +166,11 @@ def test_wrong_arguments():
         PoseLinear(regular, spaces.regular(other, 1))
     with pytest.raises(ValueError, match=r"in_type: a map to .*, which is not regular, needs regular fields only"):
         PoseLinear(mixed, mixed)
-    with pytest.raises(
-        ValueError, match='in_type: projection="pointwise" needs regular fields only, got also irrep_0, irrep_2'
-    ):
+    with pytest.raises(ValueError, match=r"in_type: .*irrep_0, irrep_2"):
         PoseLinear(mixed, regular, projection="pointwise")
     with pytest.raises(ValueError, match='out_type: projection="pointwise" needs regular'):
         PoseLinear(regular, mixed, projection="pointwise")
-    with pytest.raises(ValueError, match="projection: got 'none', needed one of 'group', 'pointwise'"):
+    with pytest.raises(ValueError, match=r"projection: .*needed one of"):
         PoseLinear(regular, regular, projection="none")
     continuous = gspaces.rot2dOnR2(-1)
     vectors = FieldType(continuous, [continuous.irrep(1)])
@@ -372,9 +368,9 @@ def test_bad_arguments(message, make):
 
 
 def test_unknown_parts():
-    with pytest.raises(TypeError, match="qk_norm: got 1, needed True or False"):
+    with pytest.raises(TypeError, match=r"qk_norm: .*needed True or"):
         ea.GroupSelfAttention(FIELDS, FIELDS, qk_norm=1, kernel_size=None)
-    with pytest.raises(TypeError, match="gain: block has no such option"):
+    with pytest.raises(TypeError, match=r"gain: .*such option"):
         HybridNet(C4, 1, 2, block={"gain": 1})
-    with pytest.raises(TypeError, match="query: block has no such option"):
+    with pytest.raises(TypeError, match=r"query: .*such option"):
         GSANet(C4, 1, 2, channels=6, blocks=(1,), block={"query": "own"})

@@ -242,13 +242,13 @@ def test_bad_masks(error, message, call):
 def test_norms_over_positions_take_no_mask():
     x, mask = FIELDS(torch.randn(2, 8, 3, 3)), torch.ones(2, 3, 3, dtype=torch.bool)
     for options in ({"norm": "gsa"}, {"norm": "pre", "norm_kind": "batch"}):
-        with pytest.raises(ValueError, match="mask: got one, and norms of this block are over positions"):
+        with pytest.raises(ValueError, match=r"mask: .*over positions"):
             TransformerBlock(FIELDS, FIELDS, 1, 3, **options)(x, mask)
 
 
 @pytest.mark.parametrize("layer", [GroupSelfAttention, PointSelfAttention])
 def test_bad_registers(layer):
-    with pytest.raises(ValueError, match="registers: got 1, which belong to no pose"):
+    with pytest.raises(ValueError, match=r"registers: .*no pose"):
         layer(FIELDS, FIELDS, registers=1, keys="own")
     with pytest.raises(ValueError, match="registers: got -1"):
         layer(FIELDS, FIELDS, registers=-1)

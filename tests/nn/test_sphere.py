@@ -288,9 +288,9 @@ def test_any_attention_in_a_block():
     coords = torch.nn.functional.normalize(torch.randn(9, 3), dim=-1)
     x = GeometricTensor(torch.randn(9, in_type.size), in_type, coords)
     assert torch.equal(blocks[0](x).tensor, blocks[1](x).tensor)
-    with pytest.raises(ValueError, match="num_neighbours: got 6 beside an attention"):
+    with pytest.raises(ValueError, match=r"num_neighbours: .*an attention"):
         SphereTransformerBlock(in_type, in_type, attention=attention, num_neighbours=6)
-    with pytest.raises(TypeError, match="keys: SphereTransformerBlock has no such option"):
+    with pytest.raises(TypeError, match=r"keys: .*such option"):
         SphereTransformerBlock(in_type, in_type, keys="own")
 
 

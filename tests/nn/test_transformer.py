@@ -374,7 +374,7 @@ class TestAnyAttention:
         block = self.made(attention=lambda *types: AttentiveConv(*types, 3, padding=1))
         x = spaces.random_field(block.in_type, 6, 6)
         assert spaces.grid_error(block.eval(), x) < 1e-10
-        with pytest.raises(TypeError, match="attention: AttentiveConv has no such maps, needed GroupSelfAttention"):
+        with pytest.raises(TypeError, match=r"attention: .*needed GroupSelfAttention"):
             block.attention_maps(x, [(0, 0)])
 
     @pytest.mark.parametrize(
@@ -590,7 +590,7 @@ def test_any_attention():
     given, made = (block(x).tensor for block in blocks)
     assert torch.equal(given, made)
     assert torch.equal(blocks[0].export()(x.tensor, x.coords), made)
-    with pytest.raises(ValueError, match="kernel_features: got 3 beside an attention"):
+    with pytest.raises(ValueError, match=r"kernel_features: .*an attention"):
         PointTransformerBlock(both, both, attention=attention, kernel_features=3)
     with pytest.raises(ValueError, match=r"radius: got 1\.0 beside an attention"):
         PointTransformerBlock(both, both, attention=attention, radius=1.0)

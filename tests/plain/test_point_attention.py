@@ -247,7 +247,7 @@ def test_who_serves(monkeypatch):
     layer.plain.backend = "neighbours"
     layer(x)
     assert len(served) == 2
-    with pytest.raises(ValueError, match="backend: 'native' cannot serve this call: queries see keys of their own"):
+    with pytest.raises(ValueError, match=r"backend: .*their own"):
         PointSelfAttention(in_type, in_type, head_fields=2, keys="own", backend="native").double()(x)
 
 

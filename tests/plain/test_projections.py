@@ -526,7 +526,7 @@ def test_constant_keys_need_rotations_of_all_channels():
     alone = spaces.regular(spaces.POINT["D4 on a point"](), 2)
     with pytest.raises(ValueError, match=r"constant_keys=True.* no offsets to rotate by"):
         ea.GroupSelfAttention(alone, alone, encoding=RotaryEncoding(constant_keys=True), kernel_size=None)
-    with pytest.raises(TypeError, match="constant_keys: got 1, needed True or False"):
+    with pytest.raises(TypeError, match=r"constant_keys: .*needed True or"):
         RotaryEncoding(constant_keys=1)
 
 
