@@ -32,6 +32,7 @@ from escnn_attention.plain.projections import (
     HeadModule,
     Scalars,
     ToPoses,
+    in_one_pose,
     padded,
 )
 
@@ -226,6 +227,7 @@ class PointAttention(PointModule, HeadModule):
         query, keys = self.query, self.keys
         values = None
         if self.shared_scores:
+            q, k, v = in_one_pose(q, k, v)
             query, keys, bias = "own", "all", self._shared_bias(measure)
         else:
             # A single query without a pose contributes to every output pose by itself.

@@ -48,6 +48,7 @@ __all__ = [
     "ScoredHeads",
     "Segment",
     "ToPoses",
+    "in_one_pose",
     "padded",
     "with_registers",
 ]
@@ -507,8 +508,7 @@ class HeadModule(ScoredHeads):
     def to_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of features ``(B, *space, in)`` at N positions, each ``(M, B, N, P, C)``.
 
-        Keys and values have registers, if there are any, behind their poses. With shared scores the channels of all
-        poses are those of a single one, whose score is the sum of theirs.
+        Keys and values have registers, if there are any, behind their poses.
         """
         made = self.project_in(x)  # heads of each, B, *space, P, C
         shape = (len(self.needs.fields), self.num_heads, x.shape[0], math.prod(x.shape[1:-1]), *made.shape[-2:])
@@ -517,7 +517,9 @@ class HeadModule(ScoredHeads):
         # Queries that nobody reads only say how many there are.
         queries = fields["queries"] if self.needs.queries else values.detach()
         keys = fields["keys"] if self.needs.keys else values.new_ones(1).expand_as(values)
-        queries, keys, values = self.complete(queries, keys, values)
-        if not self.shared_scores:
-            return queries, keys, values
-        return queries.flatten(-2).unsqueeze(-2), keys.flatten(-2).unsqueeze(-2), values.flatten(-2).unsqueeze(-2)
+        return self.complete(queries, keys, values)
+
+
+def in_one_pose(*vectors: Tensor) -> list[Tensor]:
+    """The channels of all poses as those of a single one, whose score is the sum of theirs."""
+    return [v.flatten(-2).unsqueeze(-2) for v in vectors]

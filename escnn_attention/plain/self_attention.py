@@ -17,7 +17,15 @@ from escnn_attention.geometry.grid import Grid, kept_grid
 from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.random_transformation import LieElement, RandomTransformation
-from escnn_attention.plain.projections import AttentionMode, FromPoses, GroupTables, HeadModule, Scalars, ToPoses
+from escnn_attention.plain.projections import (
+    AttentionMode,
+    FromPoses,
+    GroupTables,
+    HeadModule,
+    Scalars,
+    ToPoses,
+    in_one_pose,
+)
 
 __all__ = ["Resampling", "SelfAttention", "fields_of", "hidden", "maps_of", "rows_of"]
 
@@ -173,6 +181,7 @@ class SelfAttention(HeadModule):
             places = GridPair(*grids)
             q = self.resampling(q.movedim(2, -1).unflatten(-1, positions.shape), 4).flatten(4).movedim(-1, 2)
         if self.shared_scores:
+            q, k, v = in_one_pose(q, k, v)
             query, keys = "own", "all"
         dropout, bias = self.dropout if self.training else 0.0, self.bias(places, element)
         return GridCall(q, k, v, bias, *grids, query=query, keys=keys, dropout=dropout)

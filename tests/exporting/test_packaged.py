@@ -78,8 +78,8 @@ def run_here(monkeypatch):
     for name, loop in LOOPS.items():
         for operator in loop.operators.values():
             library.impl(operator, given(KERNELS[name]), "CPU")
-    monkeypatch.setattr(native._loop, "run", native._packaged)
-    monkeypatch.setattr(between_points_native, "attend", between_points_native.attend_in_package)
+    monkeypatch.setattr(native._loop, "operator", native._packaged)
+    monkeypatch.setattr(between_points_native, "_operator", between_points_native._packaged)
     yield calls
     library._destroy()
 
