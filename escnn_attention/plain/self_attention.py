@@ -115,7 +115,7 @@ class SelfAttention(HeadModule):
     ):
         parts = (project_in, project_out, encoding, needs, tables, mode)
         super().__init__(*parts, query_weight=query_weight, transformation=transformation)
-        self.window, self.resampling = window, resampling
+        self.window, self.resampling, self.resizes = window, resampling, resampling.resizes
         self.lifts = isinstance(project_in, Scalars)  # queries and keys have no poses, the same ones for all outputs
         self.start()
 
@@ -156,7 +156,7 @@ class SelfAttention(HeadModule):
             x = self.transformation.inputs(x, element, inverse=True)
         call = self.call(x, positions, element)
         y = ON_GRIDS.compute(call if mask is None else replace(call, bias=hidden(call.bias, mask)), self.backend)
-        y = fields_of(self.project(y), self.resampling.shape(x.shape[2:]))
+        y = fields_of(self.project(y), self.resampling.shape(x.shape[2:]) if self.resizes else x.shape[2:])
         if element is not None:
             assert self.transformation is not None
             y = self.transformation.outputs(y, element)
@@ -176,8 +176,9 @@ class SelfAttention(HeadModule):
         query: QueryMode = "all" if self.lifts else self.query
         keys: KeyMode = "all" if self.lifts else self.keys
         places: Grid | GridPair
-        grids, places = self.resampling.grids(positions), positions
-        if self.resampling.resizes:
+        grids, places = (positions, positions), positions
+        if self.resizes:
+            grids = self.resampling.grids(positions)
             places = GridPair(*grids)
             q = self.resampling(q.movedim(2, -1).unflatten(-1, positions.shape), 4).flatten(4).movedim(-1, 2)
         if self.shared_scores:
