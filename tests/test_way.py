@@ -65,8 +65,8 @@ def attention_between_points():
 @pytest.mark.parametrize(
     ("make", "most"),
     [
-        (attention_on_a_grid, (19, 63, 40)),
-        (block_on_a_grid, (25, 75, 87)),
+        (attention_on_a_grid, (20, 64, 42)),
+        (block_on_a_grid, (26, 76, 89)),
         (attention_between_points, (24, 117, 68)),
     ],
 )
