@@ -305,7 +305,7 @@ def draw(policies: dict[str, Policy], results: dict[str, list[dict[str, float]]]
     axes[-1].axvspan(360 - half, 360, color="0.9")
     axes[-1].set(xlabel="angle of the target", ylabel="success (%)", ylim=(-3, 103), xticks=range(0, 361, 90))
     axes[-1].legend(fontsize=8)
-    figure.savefig(file, dpi=110)
+    figure.savefig(file, dpi=110, bbox_inches="tight")
     plt.close(figure)
 
 
