@@ -4,8 +4,8 @@ By Schur's lemma an equivariant map mixes the copies of each irrep and nothing e
 size d that commutes with an algebra of dimension t (1, 2 or 4), and m = d/t its components over that algebra. A regular
 field has d copies of it in this sense, so that a map from C to F regular fields costs
 :math:`F C \sum_\rho m\,d^2` multiplications a position, where the weights of all poses cost :math:`F C |H|^2`: for
-D4 3/16, for the octahedral group a ninth, for the icosahedral group a fifteenth. To and from irreps it takes one product
-with a :math:`|H| \times |H|` matrix a field.
+D4 3/16, for the octahedral group a ninth, for the icosahedral group a fifteenth. To and from irreps it takes one
+product with a :math:`|H| \times |H|` matrix a field.
 
 Source: Nordström et al., "Octic Vision Transformers", 2025, for D4; Serre, "Linear Representations of Finite Groups",
 Section 6.2, for the Fourier transform on a finite group.
