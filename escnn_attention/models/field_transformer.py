@@ -27,10 +27,11 @@ from escnn_attention.nn.arguments import (
 )
 from escnn_attention.nn.conditioning import ConditionedFieldNorm, condition_of
 from escnn_attention.nn.cross_attention import GroupCrossAttention
+from escnn_attention.nn.memory import check_memory
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.pointwise import PoseLinear
-from escnn_attention.nn.transformer import TransformerBlock, check_memory, grid_block_options
+from escnn_attention.nn.transformer import TransformerBlock, grid_block_options
 from escnn_attention.plain.field_transformer import FieldTransformer as PlainFieldTransformer
 
 __all__ = ["FieldTransformer"]

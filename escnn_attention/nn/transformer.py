@@ -43,8 +43,8 @@ from escnn_attention.nn.conditioning import (
     check_condition_size,
     condition_of,
 )
-from escnn_attention.nn.cross_attention import GroupCrossAttention
-from escnn_attention.nn.module import FieldModule, GridModule
+from escnn_attention.nn.memory import CrossAttentionBranch, check_cross_attention, check_memory
+from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.norms import BlockNorm, FieldBatchNorm, FieldLayerNorm, check_norm_kind
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
 from escnn_attention.nn.point_module import PointModule, check_cloud
@@ -60,7 +60,6 @@ from escnn_attention.nn.pointwise import (
 )
 from escnn_attention.nn.resample import Crop
 from escnn_attention.nn.self_attention import GroupSelfAttention
-from escnn_attention.plain.blocks import CrossAttentionBranch as PlainCrossAttentionBranch
 from escnn_attention.plain.blocks import PointTransformerBlock as PlainPointTransformerBlock
 from escnn_attention.plain.blocks import TransformerBlock as PlainTransformerBlock
 from escnn_attention.plain.norms import NormScope
@@ -206,7 +205,7 @@ class TransformerBlock(GridModule):
         check_options(type(self).__name__, options, grid_block_options())
         attention_dropout = check_probability("attention_dropout", options.pop("attention_dropout", 0.0))
         self.condition = check_condition_size(options.pop("condition", None), norm_kind, norm)
-        memory_attention = _check_cross_attention(options.pop("cross_attention", None), out_type, norm)
+        memory_attention = check_cross_attention(options.pop("cross_attention", None), out_type, norm)
         shared = {name: options.pop(name) for name in SHARED if name in options}
         kind = check_norm_kind(norm_kind, norm_scope)
         scope = _choose_scope(norm, norm_scope, in_type, out_type)
@@ -336,77 +335,6 @@ class TransformerBlock(GridModule):
     def extra_repr(self) -> str:
         condition = "" if self.condition is None else f", condition={self.condition}"
         return f"norm={self.norm!r}, crop={self.crop.margin}{condition}"
-
-
-class CrossAttentionBranch(FieldModule):
-    """The residual branch of a block that attends to a memory.
-
-    Args:
-        norm: in front of the attention.
-        attention: from and to fields of the type of the norm.
-        after: behind it.
-        condition: the number of components of the condition; None without.
-    """
-
-    def __init__(
-        self,
-        norm: EquivariantModule,
-        attention: GroupCrossAttention,
-        after: EquivariantModule,
-        condition: int | None,
-    ):
-        super().__init__(attention.query_type, attention.out_type)
-        self.norm, self.attention, self.after = norm, attention, after
-        self.gate = None if condition is None else ConditionedGate(attention.out_type, condition)
-
-    def forward(
-        self,
-        input: GeometricTensor,
-        condition: Tensor | None,
-        memory: GeometricTensor,
-        key_padding_mask: Tensor | None = None,
-        batch: Tensor | None = None,
-    ) -> GeometricTensor:
-        given = () if self.gate is None else (condition,)
-        attended = self.attention(self.norm(input, *given), memory, None, key_padding_mask, key_batch=batch)
-        branch = self.after(attended)
-        return input + (branch if self.gate is None else self.gate(branch, condition))
-
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output, which is that of the input."""
-        return self.attention.evaluate_output_shape(input_shape)
-
-    def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode."""
-        return exported_parts(self, PlainCrossAttentionBranch)
-
-
-def _check_cross_attention(attention: Any, out_type: FieldType, norm: str) -> GroupCrossAttention | None:
-    """The attention to a memory of a block, if it can have this one; None without."""
-    if attention is None:
-        return None
-    if not isinstance(attention, GroupCrossAttention):
-        raise TypeError(f"cross_attention: got {type(attention).__name__}, needed a GroupCrossAttention")
-    if norm != "pre":
-        raise ValueError(f'cross_attention: got one with norm={norm!r}, needed norm="pre"')
-    for name in ("query_type", "out_type"):
-        if getattr(attention, name) != out_type:
-            raise ValueError(f"cross_attention: its {name} is {getattr(attention, name)}, needed {out_type}")
-    if attention.value_type != attention.key_type:
-        raise ValueError("cross_attention: got one with a value_type, needed one whose values are made of the keys")
-    return attention
-
-
-def check_memory(
-    block: EquivariantModule, attends: Any, memory: Any, key_padding_mask: Tensor | None, batch: Tensor | None
-) -> tuple[Any, ...]:
-    """What the cross-attention of a block takes of a memory, if it needs one and got one."""
-    name = type(block).__name__
-    if attends is None and not memory is key_padding_mask is batch is None:
-        raise ValueError(f"memory: {name} got one and has no cross-attention; leave it out")
-    if attends is not None and memory is None:
-        raise ValueError(f"memory: {name} got None, needed the features that its cross-attention attends to")
-    return () if attends is None else (memory, key_padding_mask, batch)
 
 
 def grid_block_options() -> list[str]:

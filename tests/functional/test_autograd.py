@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from escnn import gspaces
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
@@ -29,6 +30,7 @@ from tests.functional.grid.test_triton import interpreted
 from tests.functional.points.test_native import case as points_case
 from tests.functional.points.test_pair_mlp import draw
 from tests.functional.responses.test_attentive import case as attentive_case
+from tests.plain.test_irreps import features, field_type, projection
 
 NO_COMPILER = native.why_not_built(torch.float64)
 
@@ -36,7 +38,8 @@ NO_COMPILER = native.why_not_built(torch.float64)
 def on_a_grid(operator: Operator, sum_query_poses: bool) -> tuple[Operator, Arguments]:
     q, k, v = (torch.randn(2, 1, 4, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
     spatial, pose = (torch.randn(2, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (3, 2))
-    rest = {"num_poses": 2, "shape": [4], "kernel_size": 3, "window": "square", "dilation": 1, "dropout": 0.0}
+    rest = {"num_poses": 2, "shape": [4], "key_shape": [4], "spacings": []}
+    rest |= {"kernel_size": 3, "window": "square", "dilation": 1, "dropout": 0.0}
     empty = dict.fromkeys(("cos", "sin", "readout", "seed"))
     call = Arguments(q, k, v, spatial=spatial, pose=pose, **empty, sum_query_poses=sum_query_poses, chunk=1000, **rest)
     return operator, call
@@ -228,6 +231,11 @@ def _columns() -> Columns:
     return Columns.of(torch.tensor([[0, 1, 2], [2, 0, 1]]), groups=2)
 
 
+def _map_of_irreps() -> Tensor:
+    made, irreps = projection(field_type(gspaces.flipRot2dOnR2(4), "regular"), 1, transposed=False)
+    return irreps.to_poses(features((2, made.weight.shape[-1]), "channels"), made.weight, None)
+
+
 # What goes through each function that has a backward pass of its own.
 FUNCTIONS = {
     "_AddToEach": lambda: add_to_each(_tensor(2, 3, 4), _tensor(2, 1, 4)),
@@ -235,6 +243,7 @@ FUNCTIONS = {
     "_GatherColumns": lambda: gather_columns(_tensor(6, 3), _columns()),
     "_GroupedLinear": lambda: grouped_linear(_tensor(5, 3), _tensor(6, 3), columns=_columns()),
     "_GroupedLinearTranspose": lambda: grouped_linear_transpose(_tensor(2, 5, 2, 3), _tensor(6, 3), columns=_columns()),
+    "_Map": _map_of_irreps,
     "_Matmul": lambda: matmul(_tensor(2, 3, 4), _tensor(2, 4, 5)),
 }
 

@@ -142,7 +142,7 @@ def test_programs_are_one_warp_whose_poses_divide_those_of_the_group(monkeypatch
     monkeypatch.setattr(triton, "interpreted", lambda: False)
     for channels in (1, 10, 32, 48, 256):
         q = torch.empty(1, 1, 6, order, channels, dtype=dtype)
-        call = triton.Arguments(q, q, q, *[None] * 6, order, [2, 3], 3, "square", 1, True, 0.0, 1)
+        call = triton.Arguments(q, q, q, *[None] * 6, order, [2, 3], [2, 3], [], 3, "square", 1, True, 0.0, 1)
         shape = triton._shape(call)
         assert 32 % shape.positions == 0
         assert all(order % n == 0 for n in (shape.output, shape.query))
@@ -185,7 +185,7 @@ def test_chunks_keep_a_large_device_busy(monkeypatch):
     q = torch.empty(9, 64, 576, 8, 10, device="meta")
     tables = (torch.empty(9, 8, n, 10, device="meta") for n in (25, 8))
     chunk = triton._products_per_chunk(torch.device("cuda", 0), 4)
-    call = triton.Arguments(q, q, q, *tables, *[None] * 4, 8, [24, 24], 5, "square", 1, True, 0.0, chunk)
+    call = triton.Arguments(q, q, q, *tables, *[None] * 4, 8, [24, 24], [24, 24], [], 5, "square", 1, True, 0.0, chunk)
     images = [rows.stop - rows.start for rows in triton._chunks(call)]
     assert sum(images) == 576
     assert len(images) <= 5
@@ -364,7 +364,8 @@ numbers = {32: torch.float32, 64: torch.float64}
 for name, summed, (channels, bits, dropout) in json.loads(sys.argv[1]):
     q = torch.empty(1, 1, 576, 4, channels, dtype=numbers[bits])
     table = torch.empty(1, 4, 9, channels)
-    call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, [24, 24], 3, "square", 1, summed, dropout, 1)
+    grid = ([24, 24], [24, 24], [], 3, "square", 1)
+    call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, *grid, summed, dropout, 1)
     if summed:
         kernel, warps, constants = getattr(triton_kernels, name), 1, triton._constants(call, triton._shape(call))
     else:

@@ -57,7 +57,7 @@ def test_vectors_are_read_and_written_where_they_lie(monkeypatch, poses):
     """Nothing is copied where positions are last in memory, as a layer on CUDA has them."""
     lying = [torch.randn(2, 3, n, 5, 4).permute(0, 1, 4, 2, 3) for n in (2, poses, poses, 2)]
     q, k, v, grad = lying
-    call = Arguments(q, k, v, *[None] * 6, 2, [4], 3, "square", 1, False, 0.0, 2**20)
+    call = Arguments(q, k, v, *[None] * 6, 2, [4], [4], [], 3, "square", 1, False, 0.0, 2**20)
     launched = {}
     monkeypatch.setattr(triton_own, "_launch", lambda name, call, rows, tensors: launched.update({name: tensors}))
     out, sums = triton_own.forward_pass(call)

@@ -1,0 +1,88 @@
+"""The branch of a block that attends to a memory, as in the decoder of a transformer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+from torch import Tensor
+
+from escnn_attention.exporting.modules import exported_parts
+from escnn_attention.nn.conditioning import ConditionedGate
+from escnn_attention.nn.cross_attention import GroupCrossAttention
+from escnn_attention.nn.module import FieldModule
+from escnn_attention.plain.blocks import CrossAttentionBranch as PlainCrossAttentionBranch
+
+__all__ = ["CrossAttentionBranch", "check_cross_attention", "check_memory"]
+
+
+class CrossAttentionBranch(FieldModule):
+    """The residual branch of a block that attends to a memory.
+
+    Args:
+        norm: in front of the attention.
+        attention: from and to fields of the type of the norm.
+        after: behind it.
+        condition: the number of components of the condition; None without.
+    """
+
+    def __init__(
+        self,
+        norm: EquivariantModule,
+        attention: GroupCrossAttention,
+        after: EquivariantModule,
+        condition: int | None,
+    ):
+        super().__init__(attention.query_type, attention.out_type)
+        self.norm, self.attention, self.after = norm, attention, after
+        self.gate = None if condition is None else ConditionedGate(attention.out_type, condition)
+
+    def forward(
+        self,
+        input: GeometricTensor,
+        condition: Tensor | None,
+        memory: GeometricTensor,
+        key_padding_mask: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> GeometricTensor:
+        given = () if self.gate is None else (condition,)
+        attended = self.attention(self.norm(input, *given), memory, None, key_padding_mask, key_batch=batch)
+        branch = self.after(attended)
+        return input + (branch if self.gate is None else self.gate(branch, condition))
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output, which is that of the input."""
+        return self.attention.evaluate_output_shape(input_shape)
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode."""
+        return exported_parts(self, PlainCrossAttentionBranch)
+
+
+def check_cross_attention(attention: Any, out_type: FieldType, norm: str) -> GroupCrossAttention | None:
+    """The attention to a memory of a block, if it can have this one; None without."""
+    if attention is None:
+        return None
+    if not isinstance(attention, GroupCrossAttention):
+        raise TypeError(f"cross_attention: got {type(attention).__name__}, needed a GroupCrossAttention")
+    if norm != "pre":
+        raise ValueError(f'cross_attention: got one with norm={norm!r}, needed norm="pre"')
+    for name in ("query_type", "out_type"):
+        if getattr(attention, name) != out_type:
+            raise ValueError(f"cross_attention: its {name} is {getattr(attention, name)}, needed {out_type}")
+    if attention.value_type != attention.key_type:
+        raise ValueError("cross_attention: got one with a value_type, needed one whose values are made of the keys")
+    return attention
+
+
+def check_memory(
+    block: EquivariantModule, attends: Any, memory: Any, key_padding_mask: Tensor | None, batch: Tensor | None
+) -> tuple[Any, ...]:
+    """What the cross-attention of a block takes of a memory, if it needs one and got one."""
+    name = type(block).__name__
+    if attends is None and not memory is key_padding_mask is batch is None:
+        raise ValueError(f"memory: {name} got one and has no cross-attention; leave it out")
+    if attends is not None and memory is None:
+        raise ValueError(f"memory: {name} got None, needed the features that its cross-attention attends to")
+    return () if attends is None else (memory, key_padding_mask, batch)
