@@ -20,6 +20,7 @@ from escnn_attention.nn.arguments import (
     check_field,
     check_input,
     check_mask,
+    check_memory,
     check_options,
     check_type,
     check_types,
@@ -27,7 +28,6 @@ from escnn_attention.nn.arguments import (
 )
 from escnn_attention.nn.conditioning import ConditionedFieldNorm, condition_of
 from escnn_attention.nn.cross_attention import GroupCrossAttention
-from escnn_attention.nn.memory import check_memory
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.pointwise import PoseLinear

@@ -29,6 +29,7 @@ __all__ = [
     "check_field",
     "check_input",
     "check_mask",
+    "check_memory",
     "check_options",
     "check_points",
     "check_pointwise",
@@ -385,3 +386,19 @@ def changed(values: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
 def shown(**options: tuple[Any, Any]) -> list[str]:
     """The options that are not their defaults, as a representation shows them; of ``(value, default)`` by name."""
     return [f"{name}={value!r}" for name, value in changed(options).items()]
+
+
+def check_memory(
+    block: EquivariantModule,
+    attends: Any,
+    memory: Any,
+    key_padding_mask: torch.Tensor | None,
+    batch: torch.Tensor | None,
+) -> tuple[Any, ...]:
+    """What the cross-attention of a block takes of a memory, if it needs one and got one."""
+    name = type(block).__name__
+    if attends is None and not memory is key_padding_mask is batch is None:
+        raise ValueError(f"memory: {name} got one and has no cross-attention; leave it out")
+    if attends is not None and memory is None:
+        raise ValueError(f"memory: {name} got None, needed the features that its cross-attention attends to")
+    return () if attends is None else (memory, key_padding_mask, batch)

@@ -14,7 +14,7 @@ from escnn_attention.nn.cross_attention import GroupCrossAttention
 from escnn_attention.nn.module import FieldModule
 from escnn_attention.plain.blocks import CrossAttentionBranch as PlainCrossAttentionBranch
 
-__all__ = ["CrossAttentionBranch", "check_cross_attention", "check_memory"]
+__all__ = ["CrossAttentionBranch", "check_cross_attention"]
 
 
 class CrossAttentionBranch(FieldModule):
@@ -74,15 +74,3 @@ def check_cross_attention(attention: Any, out_type: FieldType, norm: str) -> Gro
     if attention.value_type != attention.key_type:
         raise ValueError("cross_attention: got one with a value_type, needed one whose values are made of the keys")
     return attention
-
-
-def check_memory(
-    block: EquivariantModule, attends: Any, memory: Any, key_padding_mask: Tensor | None, batch: Tensor | None
-) -> tuple[Any, ...]:
-    """What the cross-attention of a block takes of a memory, if it needs one and got one."""
-    name = type(block).__name__
-    if attends is None and not memory is key_padding_mask is batch is None:
-        raise ValueError(f"memory: {name} got one and has no cross-attention; leave it out")
-    if attends is not None and memory is None:
-        raise ValueError(f"memory: {name} got None, needed the features that its cross-attention attends to")
-    return () if attends is None else (memory, key_padding_mask, batch)

@@ -29,6 +29,7 @@ from escnn_attention.nn.arguments import (
     changed,
     check_input,
     check_mask,
+    check_memory,
     check_options,
     check_points,
     check_pointwise,
@@ -43,7 +44,7 @@ from escnn_attention.nn.conditioning import (
     check_condition_size,
     condition_of,
 )
-from escnn_attention.nn.memory import CrossAttentionBranch, check_cross_attention, check_memory
+from escnn_attention.nn.memory import CrossAttentionBranch, check_cross_attention
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.norms import BlockNorm, FieldBatchNorm, FieldLayerNorm, check_norm_kind
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
