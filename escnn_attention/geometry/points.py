@@ -14,7 +14,6 @@ from escnn_attention.geometry.cache import cached, kept
 from escnn_attention.geometry.neighbours import Chunk, Lists, Neighbourhood, Neighbours, WholeClouds, stretches, where
 
 __all__ = [
-    "Cloud",
     "PointLayer",
     "Points",
     "among",

@@ -19,7 +19,8 @@ from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.cloud_pooling import count_clouds, offsets_from_mean
-from escnn_attention.plain.projections import Frames, FromPoses, Segment
+from escnn_attention.plain.irreps import Segment
+from escnn_attention.plain.projections import Frames, FromPoses
 
 __all__ = ["InvariantTable", "PatchDecoder", "PatchEmbedding", "PositionEmbedding", "PositionTable"]
 

@@ -46,7 +46,6 @@ __all__ = [
     "Registers",
     "Scalars",
     "ScoredHeads",
-    "Segment",
     "ToPoses",
     "in_one_pose",
     "padded",
