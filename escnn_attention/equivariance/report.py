@@ -402,7 +402,8 @@ def _rolls(module: EquivariantModule, x: GeometricTensor, others: dict[str, Any]
         for period in (getattr(getattr(part, "relation", None), "period", None) for part in module.modules()):
             if period is not None:
                 y = module(x, **arguments).tensor
-                shifts = torch.randint(-2, 3, x.coords.shape) * torch.as_tensor(period, dtype=x.coords.dtype)
+                steps = torch.randint(-2, 3, x.coords.shape, generator=torch.Generator().manual_seed(0))
+                shifts = steps * torch.as_tensor(period, dtype=x.coords.dtype)
                 moved = module(GeometricTensor(x.tensor, x.type, x.coords + shifts), **arguments).tensor
                 return {f"shift by {period}": float((moved - y).norm() / y.norm())}
         return {}

@@ -46,6 +46,7 @@ __all__ = [
     "check_attention",
     "draw_as_published",
     "drop",
+    "field_type_of",
     "image_type",
     "norm_and_relu",
     "options_of",
@@ -106,6 +107,18 @@ def image_type(gspace: GSpace, in_channels: int) -> FieldType:
     check_grid("gspace", gspace, "the network")
     check_finite("gspace", gspace, "the network")
     return FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])
+
+
+def field_type_of(name: str, value: int | Mapping[str, int] | FieldType, gspace: GSpace) -> FieldType:
+    """A type over a gspace, given as such or by numbers of scalars and vectors."""
+    if not isinstance(value, (FieldType, Mapping)):
+        return image_type(gspace, check_int(name, value))
+    image_type(gspace, 1)
+    if isinstance(value, Mapping):
+        return scalars_and_vectors(name, gspace, value)
+    if value.gspace != gspace:
+        raise ValueError(f"{name}: got a type over {value.gspace.name}, needed one over {gspace.name}")
+    return value
 
 
 def scalars_and_vectors(argument: str, gspace: GSpace, value: Mapping[str, int]) -> FieldType:

@@ -14,7 +14,7 @@ from escnn_attention._checks import check_bool, check_int, check_ints, check_opt
 from escnn_attention.exporting.modules import exported_parts, on_tensors
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.classifier import images_of
-from escnn_attention.models.convolutions import image_type, scalars_and_vectors
+from escnn_attention.models.convolutions import field_type_of
 from escnn_attention.models.hybrid import check_odd_widths, steerable_convolution
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import PaddingMode
@@ -135,7 +135,7 @@ class FieldUNet(PretrainedMixin, GridModule):
         padding_mode: PaddingMode = "none",
         features_only: bool = False,
     ):
-        given = _field_type("in_type", in_type, gspace)
+        given = field_type_of("in_type", in_type, gspace)
         regular = gspace.regular_repr
         number = len(check_sequence("widths", widths, "one number for each level"))
         check_ints("widths", widths, max(1, number), "one for each level")
@@ -153,7 +153,7 @@ class FieldUNet(PretrainedMixin, GridModule):
                 "with features_only=True"
             )
         types = [FieldType(gspace, width * [regular]) for width in widths]
-        target = types[0] if out_type is None else _field_type("out_type", out_type, gspace)
+        target = types[0] if out_type is None else field_type_of("out_type", out_type, gspace)
         super().__init__(given, target)
         self.gspace = gspace
         self.padding_mode = check_option("padding_mode", padding_mode, get_args(PaddingMode))
@@ -238,15 +238,3 @@ class FieldUNet(PretrainedMixin, GridModule):
         It gives the same values and needs no escnn, neither to run nor to be loaded.
         """
         return exported_parts(self, UNet)
-
-
-def _field_type(name: str, value: Any, gspace: GSpace) -> FieldType:
-    """A type over a gspace, given as such or by numbers of scalars and vectors."""
-    if not isinstance(value, (FieldType, Mapping)):
-        return image_type(gspace, check_int(name, value))
-    image_type(gspace, 1)
-    if isinstance(value, Mapping):
-        return scalars_and_vectors(name, gspace, value)
-    if value.gspace != gspace:
-        raise ValueError(f"{name}: got a type over {value.gspace.name}, needed one over {gspace.name}")
-    return value

@@ -16,9 +16,8 @@ from escnn_attention._checks import check_bool, check_int, check_ints
 from escnn_attention.exporting.modules import exported
 from escnn_attention.groups.fibers import invariant_vectors
 from escnn_attention.models.classifier import InvariantLogits, images_of
-from escnn_attention.models.convolutions import image_type
+from escnn_attention.models.convolutions import field_type_of
 from escnn_attention.models.pretrained import PretrainedMixin
-from escnn_attention.nn.arguments import check_type
 from escnn_attention.nn.embeddings import PatchDecoder, PatchEmbedding, PositionTable
 from escnn_attention.nn.invariants import PowerSpectrum
 from escnn_attention.nn.module import GridModule
@@ -126,10 +125,10 @@ class VisionTransformer(PretrainedMixin, VisionForward):
         block: Mapping[str, Any] | None = None,
     ):
         super().__init__()
-        in_type = _fields_of("in_channels", gspace, in_channels)
+        in_type = field_type_of("in_channels", in_channels, gspace)
         self.out_type: FieldType | None = None
         if num_classes is not None and not isinstance(num_classes, int):
-            self.out_type, num_classes = _fields_of("num_classes", gspace, num_classes), None
+            self.out_type, num_classes = field_type_of("num_classes", num_classes, gspace), None
         equivariant, ordinary = check_ints("num_blocks", num_blocks, 2, "equivariant and ordinary blocks", least=0)
         if check_int("image_size", image_size) % check_int("patch_size", patch_size):
             raise ValueError(f"image_size: patches of {patch_size} do not divide {image_size}")
@@ -250,16 +249,6 @@ class _Fields(GridModule):
     def forward(self, input: GeometricTensor) -> GeometricTensor:
         y: GeometricTensor = self.network(input)
         return y
-
-
-def _fields_of(name: str, gspace: GSpace, value: int | FieldType) -> FieldType:
-    """A type over a gspace, given as such or as a number of scalars."""
-    if isinstance(value, int):
-        return image_type(gspace, value)
-    image_type(gspace, 1)
-    if check_type(name, value).gspace != gspace:
-        raise ValueError(f"{name}: got a type over {value.gspace.name}, needed one over {gspace.name}")
-    return value
 
 
 def _irreps(gspace: GSpace, fields: int) -> FieldType:
