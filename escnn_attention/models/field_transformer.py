@@ -31,7 +31,7 @@ from escnn_attention.nn.cross_attention import GroupCrossAttention
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.pointwise import PoseLinear
-from escnn_attention.nn.transformer import TransformerBlock, grid_block_options
+from escnn_attention.nn.transformer import TransformerBlock
 from escnn_attention.plain.field_transformer import FieldTransformer as PlainFieldTransformer
 
 __all__ = ["FieldTransformer"]
@@ -126,7 +126,7 @@ class FieldTransformer(PretrainedMixin, GridModule):
             raise NotImplementedError(f"in_type: the fiber group {name} is continuous; needed a finite one")
         super().__init__(in_type, out_type)
         check_int("fields", fields)
-        offered = [name for name in grid_block_options() if name not in _TAKEN]
+        offered = [name for name in option_names(TransformerBlock) if name not in _TAKEN]
         options, encoding, attending = (dict(given or {}) for given in (block, encoder_block, cross_attention))
         check_options("block", options, offered)
         check_options("encoder_block", encoding, [*offered, "kernel_size"])

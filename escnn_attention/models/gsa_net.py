@@ -314,7 +314,7 @@ def _classes(fields: FieldType, num_classes: int) -> PoseLinear:
 def _blocks(block: Mapping[str, Any], number: int) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
     """The options of each block besides its attention, and those of the attention of all of them."""
     options = each_block(block, number, _TAKEN)
-    of_attention = [n for n in option_names(GroupSelfAttention) if n not in option_names(TransformerBlock)]
+    of_attention = [n for n in option_names(GroupSelfAttention) if n != "dropout"]
     rest = [{n: value for n, value in own.items() if n not in of_attention} for own in options]
     return iter(rest), {n: block[n] for n in of_attention if n in block}
 

@@ -21,13 +21,13 @@ from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.convolutions import scalars_and_vectors
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
-from escnn_attention.nn.arguments import check_options, check_same_gspace, check_type
+from escnn_attention.nn.arguments import check_options, check_same_gspace, check_type, option_names
 from escnn_attention.nn.heads import is_scalar
 from escnn_attention.nn.invariants import PowerSpectrum
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.norms import norm_of
 from escnn_attention.nn.pointwise import depth_rates, shortcut_of
-from escnn_attention.nn.transformer import PointTransformerBlock, block_options
+from escnn_attention.nn.transformer import PointTransformerBlock
 from escnn_attention.plain.cloud_pooling import Pool
 from escnn_attention.plain.invariants import PowerSpectrum as PlainPowerSpectrum
 from escnn_attention.plain.point_network import (
@@ -319,7 +319,7 @@ def _check_equivariant(pool: Pool | None, head: _Head) -> None:
 def _options(attention: Mapping[str, Any] | None) -> dict[str, Any]:
     options = dict(attention or {})
     # The network has no condition to call its blocks with.
-    known = [n for n in block_options() if n not in (*_EXPLICIT, "condition")]
+    known = [n for n in option_names(PointTransformerBlock) if n not in (*_EXPLICIT, "condition")]
     for name in options:
         if name not in known:
             own = ", an argument of the network itself" if name in _EXPLICIT else ""

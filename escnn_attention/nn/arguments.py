@@ -10,21 +10,29 @@ import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 
 from escnn_attention._checks import check_bool, check_grid, check_int, check_option
+from escnn_attention.encodings import Encoding, PairKernel
+from escnn_attention.functional import KeyMode, QueryMode
+from escnn_attention.functional.call import Normalization
+from escnn_attention.geometry.relations import Relation
 from escnn_attention.geometry.windows import Window, shape_of
 from escnn_attention.groups.fibers import Fibers, is_pointwise, is_regular, regular_fields
+from escnn_attention.groups.samples import Samples
 from escnn_attention.groups.sequences import SpaceTime
 from escnn_attention.plain.projections import ProjectionKind
 
 __all__ = [
     "REQUIRED",
-    "RESIZING",
     "AttentionLike",
+    "BlockOptions",
     "CrossOptions",
     "GridOptions",
     "HeadOptions",
     "PaddingMode",
+    "PairOptions",
+    "PointBlockOptions",
     "PointOptions",
     "Required",
+    "WindowOptions",
     "changed",
     "check_field",
     "check_input",
@@ -269,7 +277,7 @@ def _check_padding_mode(group: Fibers, in_type: FieldType, padding_mode: str, ca
     return True
 
 
-AttentionLike: TypeAlias = "EquivariantModule | Callable[[FieldType, FieldType], EquivariantModule]"
+AttentionLike: TypeAlias = EquivariantModule | Callable[[FieldType, FieldType], EquivariantModule]
 """An attention from one type to another, or what makes one of the two types."""
 
 
@@ -291,8 +299,28 @@ class GridOptions(HeadOptions, total=False):
     scale_factor: int
 
 
-RESIZING = ("stride", "scale_factor")
-"""Options of attention whose output has another grid, which blocks with a shortcut do not have."""
+class WindowOptions(HeadOptions, total=False):
+    """Options of attention on grids that lifting and blocks pass on: see :class:`GroupSelfAttention`."""
+
+    encoding: Encoding | str | None
+    window: str
+    dilation: int
+    causal: bool
+    is_causal: bool
+    padding_mode: PaddingMode
+    backend: str
+    samples: Samples | int | None
+
+
+class BlockOptions(WindowOptions, total=False):
+    """Options of :class:`TransformerBlock` besides those that it lists."""
+
+    query: QueryMode
+    keys: KeyMode
+    shared_scores: bool
+    attention_dropout: float
+    condition: int | None
+    cross_attention: EquivariantModule | None
 
 
 class PointOptions(HeadOptions, total=False):
@@ -300,6 +328,29 @@ class PointOptions(HeadOptions, total=False):
 
     cutoff: bool | Callable[[torch.Tensor], torch.Tensor]
     period: float | Sequence[float] | None
+
+
+class PairOptions(PointOptions, total=False):
+    """Options of attention between points that convolutions and blocks pass on: see :class:`PointSelfAttention`."""
+
+    radius: float | None
+    num_neighbours: int | None
+    query: QueryMode
+    relation: Relation | None
+    length_scale: float | None
+    normalization: Normalization
+    edge_dim: int | None
+    samples: Samples | int | None
+
+
+class PointBlockOptions(PairOptions, total=False):
+    """Options of :class:`PointTransformerBlock` besides those that it lists."""
+
+    attention_dropout: float
+    encoding: Encoding | PairKernel | str | None
+    keys: KeyMode
+    shared_scores: bool
+    backend: str
 
 
 class CrossOptions(PointOptions, total=False):
@@ -313,11 +364,8 @@ class CrossOptions(PointOptions, total=False):
     num_neighbours: int | None
 
 
-_OPTIONS = {f"Unpack[{kind.__name__}]": kind for kind in (HeadOptions, GridOptions, PointOptions, CrossOptions)}
-
-
 def option_names(layer: Callable[..., Any]) -> list[str]:
-    """The arguments of a class or function that are passed by name only, with those of unpacked :class:`HeadOptions`.
+    """The arguments of a class or function that are passed by name only, with those that it unpacks.
 
     Example:
         >>> from escnn_attention import GroupSelfAttention
@@ -325,9 +373,9 @@ def option_names(layer: Callable[..., Any]) -> list[str]:
         >>> option_names(GroupSelfAttention)[:3]
         ['query', 'keys', 'shared_scores']
     """
-    parameters = inspect.signature(layer).parameters.values()
+    parameters = inspect.signature(layer, eval_str=True).parameters.values()
     names = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    unpacked = [_OPTIONS[p.annotation] for p in parameters if p.annotation in _OPTIONS]
+    unpacked = [get_args(p.annotation)[0] for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD]
     return [*names, *(name for kind in unpacked for name in kind.__annotations__)]
 
 

@@ -15,7 +15,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 from typing_extensions import Unpack
 
-from escnn_attention._checks import check_bool, check_length, check_option, check_probability
+from escnn_attention._checks import check_bool, check_length
 from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.equivariance.report import maps_grid
 from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS, KeyMode, QueryMode
@@ -36,7 +36,7 @@ from escnn_attention.nn.arguments import (
     choose_window,
     option_names,
 )
-from escnn_attention.nn.heads import Heads, check_registers, finished, is_scalar, normalised_needs
+from escnn_attention.nn.heads import Heads, is_scalar
 from escnn_attention.nn.point_attention import check_box, choose_cutoff, choose_kernel, choose_neighbourhood
 from escnn_attention.nn.point_module import check_cloud, check_index
 from escnn_attention.nn.self_attention import (
@@ -165,10 +165,8 @@ class GroupCrossAttention(EquivariantModule):
         check_options(type(self).__name__, options, option_names(GroupCrossAttention))
         value_type = key_type if value_type is None else value_type
         _check_types(query_type, key_type, value_type, out_type)
+        mode = AttentionMode(query, keys, dropout, _check_backend(backend))
         given: dict[str, Any] = {**options}
-        qk_norm, registers = given.pop("qk_norm", False), given.pop("registers", 0)
-        check_option("query", query, ("own", "all"))
-        check_option("keys", keys, ("all", "own"))
         one_space = query_type.gspace == key_type.gspace
         group = _group_of(query_type.gspace, key_type.gspace, as_samples(samples))
         is_causal = check_bool("is_causal", given.pop("is_causal", False))
@@ -179,16 +177,15 @@ class GroupCrossAttention(EquivariantModule):
         heads = Heads.choose(out_type, num_heads, group, **given)
         bound = _choose_encoding(encoding, query_type.gspace, one_space)
         places = _choose_places(group, bound, seen, one_space, spacing, length_scale, point_options)
-        needs = normalised_needs(qk_norm, bound, heads.channels, group.dimension)
+        needs = heads.needs(bound, mode)
         _check_needs(bound, needs.queries and needs.keys)
-        check_registers(registers, keys, bound)
         # Keys and values that all poses have alike need none, nor do queries that look at such keys, or at all poses.
         lifts = (
             is_scalar(value_type) and heads.projection == "group" and sees_scalars(key_type, bound, heads, query, keys)
         )
         asks_alike = heads.projection == "group" and group.order > 1 and is_scalar(query_type)
         asks_alike = asks_alike and (lifts or (keys == "all" and not bound.absolute))
-        num_poses = 1 if keys == "own" and not bound.absolute else group.order + registers
+        num_poses = 1 if keys == "own" and not bound.absolute else group.order + heads.registers
         poses = has_pose_term(bound, query, keys, lifts=lifts)
         plain = CrossAttention(
             Projections(
@@ -198,14 +195,14 @@ class GroupCrossAttention(EquivariantModule):
                 heads.write(out_type),
             ),
             bind(bound, heads, seen, num_poses, poses=poses),
-            tables_of(group, num_poses, registers, poses=poses, weighs=keys == "all" and not lifts),
+            tables_of(group, num_poses, heads.registers, poses=poses, weighs=keys == "all" and not lifts),
             places,
-            AttentionMode(query, keys, check_probability("dropout", dropout), _check_backend(backend)),
+            mode,
             query_weight=query_weight(out_type, group, query, lifts=asks_alike),
         )
         self.query_type, self.key_type, self.value_type = query_type, key_type, value_type
         self.in_type, self.out_type, self.space = query_type, out_type, query_type.gspace
-        self.plain = finished(plain, qk_norm, registers)
+        self.plain = heads.complete(plain)
         self.num_heads, self.head_fields = heads.number, heads.channels
         self.samples = group.samples
 

@@ -13,11 +13,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, TypedDict
 
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+from typing_extensions import Unpack
 
-from escnn_attention._checks import check_int, check_option, check_probability
+from escnn_attention._checks import check_int, check_option
 from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.exporting.modules import exported, on_tensors
 from escnn_attention.functional import ON_GRIDS, QueryMode
@@ -331,7 +332,8 @@ class DilationSelfAttention(PlainModule):
         check_types(in_type, out_type)
         group = _check_space(in_type)
         of_scale = check_scales(scales).single(out_type, "out_type")
-        check_option("query", query, ("own", "all"))
+        # One query without a pose contributes to every output pose.
+        mode = AttentionMode("all" if self._lifts else query, "all", dropout, ON_GRIDS.check(backend))
         _check_windows(windows, measure, scales)
         heads = Heads.choose(of_scale, num_heads, group, head_fields=head_fields, projection=projection, bias=bias)
         shape = _choose_shape(group, in_type, kernel_size, window)
@@ -341,7 +343,6 @@ class DilationSelfAttention(PlainModule):
         single = scales.single(in_type, "in_type") if seen else in_type
         num_poses = seen * group.order if seen else 1
         dimension, values, haar = group.dimension, scales.values, measure == "haar"
-        query = "all" if self._lifts else query  # One query without a pose contributes to every output pose.
         super().__init__(
             in_type,
             out_type,
@@ -350,7 +351,7 @@ class DilationSelfAttention(PlainModule):
                 heads.write(of_scale),
                 encoding.bind(dimension, heads.number, heads.channels, num_poses),
                 GroupTables(group.action[group.inverse], group.quotient),
-                AttentionMode(query, "all", check_probability("dropout", dropout), ON_GRIDS.check(backend)),
+                mode,
                 [scaled_window(kernel_size, shape, s, dimension, kind=windows, weighted=haar) for s in values],
                 needs,
                 interval=seen,
@@ -427,6 +428,20 @@ def _choose_interval(interval: int | None, scales: Scales) -> int:
     return interval
 
 
+class DilationLiftingOptions(TypedDict, total=False):
+    """Options of :class:`DilationLiftingSelfAttention`."""
+
+    head_fields: int | None
+    encoding: Encoding | str | None
+    windows: WindowKind
+    window: str
+    measure: Measure
+    projection: ProjectionKind
+    dropout: float
+    bias: bool
+    backend: str
+
+
 class DilationLiftingSelfAttention(DilationSelfAttention):
     r"""Lifting self-attention: from scalar fields on the plane to features on the group with dilations (Eq. 20).
 
@@ -476,10 +491,9 @@ class DilationLiftingSelfAttention(DilationSelfAttention):
         scales: Scales,
         num_heads: int = 1,
         kernel_size: int = 5,
-        **options: Any,
+        **options: Unpack[DilationLiftingOptions],
     ):
         name = type(self).__name__
-        known = [n for n in option_names(DilationSelfAttention) if n not in ("interval", "query")]
-        check_options(name, options, known)
+        check_options(name, options, option_names(DilationLiftingSelfAttention))
         check_scalars(check_type("in_type", in_type), name)
         super().__init__(in_type, out_type, scales, num_heads, kernel_size, **options)

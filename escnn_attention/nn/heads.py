@@ -10,11 +10,11 @@ from escnn.nn import FieldType
 from escnn_attention._checks import check_bool, check_int, check_option
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.base import Needs
-from escnn_attention.functional import KeyMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.groups.fibers import Fibers, frames, invariant_vectors, mass
 from escnn_attention.nn.arguments import check_regular, choose_head_fields, shown
 from escnn_attention.plain.projections import (
+    AttentionMode,
     FromPoses,
     HeadModule,
     ProjectionKind,
@@ -27,10 +27,8 @@ from escnn_attention.plain.projections import (
 
 __all__ = [
     "Heads",
-    "check_registers",
     "check_scalars",
     "check_weights",
-    "finished",
     "is_scalar",
     "made_for",
     "normalised_needs",
@@ -50,6 +48,8 @@ class Heads:
         group: the poses.
         projection: the kind of the projections.
         bias: whether they have biases.
+        qk_norm: whether queries and keys are normalised.
+        registers: how many of them there are.
     """
 
     number: int
@@ -57,6 +57,8 @@ class Heads:
     group: Fibers
     projection: ProjectionKind
     bias: bool
+    qk_norm: bool = False
+    registers: int = 0
 
     @classmethod
     def choose(
@@ -68,6 +70,8 @@ class Heads:
         head_fields: int | None = None,
         projection: ProjectionKind = "group",
         bias: bool = True,
+        qk_norm: bool = False,
+        registers: int = 0,
     ) -> Heads:
         """The heads of a layer to ``out_type``, by the arguments of :class:`GroupSelfAttention`.
 
@@ -80,7 +84,35 @@ class Heads:
         channels = choose_head_fields(out_type, num_heads, head_fields, mass(out_type))
         if projection == "pointwise":
             check_regular("out_type", out_type, 'projection="pointwise"')
-        return cls(num_heads, channels, group, projection, bool(bias))
+        check_int("registers", registers, least=0)
+        return cls(num_heads, channels, group, projection, bool(bias), qk_norm, registers)
+
+    def needs(self, encoding: Encoding | PairKernel, mode: AttentionMode) -> Needs:
+        """What a head needs of the fields, which an encoding reads.
+
+        Raises:
+            TypeError, ValueError: it does not go with normalised queries and keys, or with registers.
+        """
+        needs = normalised_needs(self.qk_norm, encoding, self.channels, self.group.dimension, mode.normalization)
+        if not self.registers:
+            return needs
+        got = f"registers: got {self.registers}"
+        if mode.keys == "own":
+            raise ValueError(f'{got}, which belong to no pose, and keys="own"; needed keys="all"')
+        if encoding.has_start:
+            raise ValueError(
+                f"{got}, but a {type(encoding).__name__} begins with certain keys; leave it at 0, or choose another "
+                "encoding"
+            )
+        return needs
+
+    def complete(self, module: _Module) -> _Module:
+        """A module with the norms of queries and keys and with the registers."""
+        if self.qk_norm:
+            module.qk_norm = QueryKeyNorm(self.number, self.channels)
+        if self.registers:
+            module.registers = Registers(self.number, self.channels, self.registers)
+        return module
 
     @property
     def fields(self) -> int:
@@ -170,34 +202,6 @@ def normalised_needs(
             "another encoding"
         )
     return replace(needs, key_bias=channels)
-
-
-def finished(module: _Module, qk_norm: bool, registers: int = 0) -> _Module:
-    """A module with heads, its queries and keys normalised, and with registers, where that is asked for."""
-    if qk_norm:
-        module.qk_norm = QueryKeyNorm(module.num_heads, module.channels)
-    if registers:
-        module.registers = Registers(module.num_heads, module.channels, registers)
-    return module
-
-
-def check_registers(registers: int, keys: KeyMode, encoding: Encoding | PairKernel) -> int:
-    """``registers``, if there may be so many.
-
-    Raises:
-        TypeError: their number is none.
-        ValueError: it is negative, keys are those of the query's own pose, or the encoding begins with certain keys.
-    """
-    if not check_int("registers", registers, least=0):
-        return 0
-    if keys == "own":
-        raise ValueError(f'registers: got {registers}, which belong to no pose, and keys="own"; needed keys="all"')
-    if encoding.has_start:
-        raise ValueError(
-            f"registers: got {registers}, but a {type(encoding).__name__} begins with certain keys; leave it at 0, or "
-            "choose another encoding"
-        )
-    return registers
 
 
 def is_scalar(field_type: FieldType) -> bool:

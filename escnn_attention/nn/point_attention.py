@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,19 +12,19 @@ import torch
 from escnn.nn import FieldType
 from typing_extensions import Unpack
 
-from escnn_attention._checks import check_int, check_length, check_probability
+from escnn_attention._checks import check_int, check_length
 from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
-from escnn_attention.functional import KeyMode, QueryMode
+from escnn_attention.functional import BETWEEN_POINTS, KeyMode, QueryMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.geometry.relations import Offset, Relation, periods_of
 from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import PointOptions, check_options, check_types, option_names
-from escnn_attention.nn.heads import Heads, check_registers, check_weights, finished, is_scalar, normalised_needs
-from escnn_attention.nn.point_module import PointLayer, check_edge_dim, check_points_mode
+from escnn_attention.nn.arguments import PairOptions, PointOptions, check_options, check_types, option_names
+from escnn_attention.nn.heads import Heads, check_weights, is_scalar
+from escnn_attention.nn.point_module import PointLayer, check_edge_dim
 from escnn_attention.nn.self_attention import check_shared
 from escnn_attention.plain.cutoff import Cutoff, polynomial_envelope
 from escnn_attention.plain.point_attention import ConvolvedValues, PointAttention
@@ -144,19 +145,19 @@ class PointSelfAttention(PointLayer):
     ):
         check_options(type(self).__name__, options, option_names(PointSelfAttention))
         check_types(in_type, out_type)
-        check_points_mode(query, normalization, keys, backend)
+        BETWEEN_POINTS.check(backend)
+        mode = AttentionMode(query, keys, dropout, backend, shared_scores, normalization)
         given: dict[str, Any] = {**options}
         relation = self._check_space(in_type, relation, given.pop("period", None))
         group = fibers(in_type.gspace, as_samples(samples))
         check_box(relation, group, in_type.gspace.name)
-        qk_norm, registers = given.pop("qk_norm", False), given.pop("registers", 0)
         cutoff = given.pop("cutoff", False)
         heads = Heads.choose(out_type, num_heads, group, **given)
         kernel = choose_kernel(encoding, relation)
         rule = choose_neighbourhood(radius, num_neighbours, relation, group.dimension)
         lifts = not check_shared(shared_scores, query, keys, kernel, group) and _lifts(in_type, heads, relation)
-        needs = normalised_needs(qk_norm, kernel, heads.channels, group.dimension, normalization)
-        tables = _tables(group, lifts, check_registers(registers, keys, kernel))
+        needs, registers = heads.needs(kernel, mode), heads.registers
+        tables = _tables(group, lifts, registers)
         size, num_poses = relation.size(group.dimension), 1 if lifts else group.order + registers
         seen = 1 if relation.sees_poses or _drops_out(kernel, query, keys, normalization) else num_poses
         poses, relative = _has_pose_term(kernel, query, keys, normalization), tables.relative
@@ -169,14 +170,7 @@ class PointSelfAttention(PointLayer):
             relation=relation,
             neighbourhood=rule,
             tables=tables,
-            mode=AttentionMode(
-                query,
-                keys,
-                check_probability("dropout", dropout),
-                _check_motion(relation, keys, backend, shared_scores),
-                shared_scores,
-                normalization,
-            ),
+            mode=replace(mode, backend=_check_motion(relation, keys, backend, shared_scores)),
             needs=needs,
             length_scale=check_length("length_scale", rule.length if length_scale is None else length_scale),
             query_weight=_query_weight(out_type, group, query, lifts),
@@ -184,7 +178,7 @@ class PointSelfAttention(PointLayer):
             edge_dim=check_edge_dim(edge_dim),
             cutoff=choose_cutoff(cutoff, rule),
         )
-        super().__init__(in_type, out_type, finished(plain, qk_norm, registers), heads.channels)
+        super().__init__(in_type, out_type, heads.complete(plain), heads.channels)
 
     def _check_space(self, in_type: FieldType, relation: Relation | None, period: Any) -> Relation:
         """The relation, by default the offset, of points of a space that there is."""
@@ -213,6 +207,12 @@ class PointSelfAttention(PointLayer):
             features=check_int("kernel_features", self.kernel_features),
             pose_features=0 if relative is None else relative.shape[-1],
         )
+
+
+class ConvOptions(PairOptions, total=False):
+    """Options of :class:`PointAttentiveConv`."""
+
+    dropout: float
 
 
 class PointAttentiveConv(PointSelfAttention):
@@ -262,11 +262,9 @@ class PointAttentiveConv(PointSelfAttention):
         *,
         kernel_features: int = 8,
         encoding: Encoding | PairKernel | str | None = None,
-        **options: Any,
+        **options: Unpack[ConvOptions],
     ):
-        left = ("keys", "shared_scores", "backend", "encoding")
-        known = [n for n in option_names(PointSelfAttention) if n not in left]
-        check_options(type(self).__name__, options, [*option_names(PointAttentiveConv), *known])
+        check_options(type(self).__name__, options, option_names(PointAttentiveConv))
         kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
         if kernel.absolute or kernel.rotates:
             raise ValueError(

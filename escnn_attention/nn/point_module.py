@@ -11,9 +11,8 @@ from escnn.group import GroupElement
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention._checks import check_int, check_option
+from escnn_attention._checks import check_int
 from escnn_attention.equivariance.report import features_of_pairs
-from escnn_attention.functional import BETWEEN_POINTS
 from escnn_attention.geometry.cache import kept
 from escnn_attention.geometry.neighbours import numbers_if_one, numbers_of
 from escnn_attention.geometry.points import ranks
@@ -30,7 +29,6 @@ __all__ = [
     "check_cloud",
     "check_edge_dim",
     "check_index",
-    "check_points_mode",
 ]
 
 
@@ -38,14 +36,6 @@ _NEEDED_TABLES = (
     "needed (edges, features) with edge_index, or without (clouds, points, points, features), of the points of each "
     "cloud in their order"
 )
-
-
-def check_points_mode(query: str, normalization: str, keys: str = "all", backend: str = "auto") -> None:
-    """The options of attention between points are some that there are."""
-    check_option("query", query, ("own", "all"))
-    check_option("keys", keys, ("all", "own"))
-    check_option("normalization", normalization, ("softmax", "count"))
-    BETWEEN_POINTS.check(backend)
 
 
 def check_edge_dim(edge_dim: int | None) -> int | None:

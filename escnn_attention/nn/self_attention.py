@@ -13,7 +13,7 @@ from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 from typing_extensions import Unpack
 
-from escnn_attention._checks import check_bool, check_int, check_option, check_probability
+from escnn_attention._checks import check_bool, check_int
 from escnn_attention.encodings import Encoding, PairKernel, as_encoding
 from escnn_attention.functional import ON_GRIDS, KeyMode, QueryMode
 from escnn_attention.geometry.orbits import Orbits
@@ -25,6 +25,7 @@ from escnn_attention.nn.arguments import (
     REQUIRED,
     GridOptions,
     PaddingMode,
+    WindowOptions,
     check_input,
     check_options,
     check_type,
@@ -35,12 +36,9 @@ from escnn_attention.nn.arguments import (
 )
 from escnn_attention.nn.heads import (
     Heads,
-    check_registers,
     check_scalars,
     check_weights,
-    finished,
     is_scalar,
-    normalised_needs,
     shown_heads,
 )
 from escnn_attention.nn.module import MaskedModule
@@ -348,24 +346,23 @@ class GroupSelfAttention(MaskedModule):
     ):
         check_options(type(self).__name__, options, option_names(GroupSelfAttention))
         check_types(in_type, out_type)
+        mode = AttentionMode(query, keys, dropout, ON_GRIDS.check(backend), shared_scores)
         given: dict[str, Any] = {**options}
-        qk_norm, registers = given.pop("qk_norm", False), given.pop("registers", 0)
-        check_option("query", query, ("own", "all"))
-        check_option("keys", keys, ("all", "own"))
         causal = check_bool("is_causal", given.pop("is_causal", False)) or causal
         resampling = _choose_resampling(given.pop("stride", 1), given.pop("scale_factor", 1))
         group = fibers(in_type.gspace, as_samples(samples))
         heads = Heads.choose(out_type, num_heads, group, **given)
         encoding = as_encoding(encoding)
-        needs = normalised_needs(qk_norm, encoding, heads.channels, group.dimension)
-        check_registers(registers, keys, encoding)
+        needs = heads.needs(encoding, mode)
         check_shared(shared_scores, query, keys, encoding, group)
         lifts = self._scalars_only or (
             not shared_scores and heads.projection == "group" and sees_scalars(in_type, encoding, heads, query, keys)
         )
         weight = query_weight(out_type, group, query, lifts=lifts)
         # The term of the pose of the keys, where a query sees keys of one pose, is the same for all of them.
-        num_poses = 1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.order + registers
+        num_poses = (
+            1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.order + heads.registers
+        )
         poses = has_pose_term(encoding, query, keys, lifts=lifts)
         seen = choose_window(group, in_type, kernel_size, window, dilation, causal=causal, padding_mode=padding_mode)
         _check_resampling(resampling, seen, group.dimension)
@@ -374,20 +371,20 @@ class GroupSelfAttention(MaskedModule):
                 f'encoding: got a {type(encoding).__name__} with padding_mode="circular", whose frequencies or origin '
                 "no torus keeps; needed one that is added to the keys: mlp, separable, fourier, convolutional, none"
             )
-        tables = tables_of(group, num_poses, registers, poses=poses, weighs=keys == "all" and not lifts)
+        tables = tables_of(group, num_poses, heads.registers, poses=poses, weighs=keys == "all" and not lifts)
         plain = SelfAttention(
             heads.read(in_type, needs, scalars=lifts),
             heads.write(out_type),
             bind(encoding, heads, seen, num_poses, poses=poses),
             tables,
             seen,
-            AttentionMode(query, keys, check_probability("dropout", dropout), ON_GRIDS.check(backend), shared_scores),
+            mode,
             needs,
             query_weight=weight,
             transformation=random_transformation(in_type, out_type, group),
             resampling=resampling,
         )
-        super().__init__(in_type, out_type, finished(plain, qk_norm, registers))
+        super().__init__(in_type, out_type, heads.complete(plain))
         self.num_heads = heads.number
         self.head_fields = heads.channels
         self.samples = group.samples
@@ -467,6 +464,14 @@ def _check_resampling(chosen: Resampling, window: Window, dimension: int) -> Non
             raise ValueError(f"{name}: got {number} with {other}, which it does not have; needed {name}=1")
 
 
+class LiftingOptions(WindowOptions, total=False):
+    """Options of :class:`LiftingSelfAttention`."""
+
+    stride: int
+    scale_factor: int
+    dropout: float
+
+
 class LiftingSelfAttention(GroupSelfAttention):
     r"""Lifting self-attention: from scalar fields to regular fields, and on to any ``out_type``.
 
@@ -512,10 +517,9 @@ class LiftingSelfAttention(GroupSelfAttention):
         out_type: FieldType,
         num_heads: int = 1,
         kernel_size: int | None = REQUIRED,
-        **options: Any,
+        **options: Unpack[LiftingOptions],
     ):
         name = type(self).__name__
-        known = [n for n in option_names(GroupSelfAttention) if n not in ("query", "keys", "shared_scores")]
-        check_options(name, options, known)
+        check_options(name, options, option_names(LiftingSelfAttention))
         check_scalars(check_type("in_type", in_type), name, "; GroupSelfAttention lifts any fields")
         super().__init__(in_type, out_type, num_heads, kernel_size, **options)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
 from escnn.group import O3, SO3, GroupElement
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
+from typing_extensions import Unpack
 
 from escnn_attention._checks import check_int, check_length, check_probability
 from escnn_attention.encodings import Encoding, as_encoding
@@ -30,13 +31,13 @@ from escnn_attention.nn.arguments import (
     choose_attention,
     option_names,
 )
-from escnn_attention.nn.heads import finished, is_scalar, made_for, normalised_needs
+from escnn_attention.nn.heads import is_scalar, made_for, normalised_needs
 from escnn_attention.nn.norms import BlockNorm, check_norm_kind, norm_of
 from escnn_attention.nn.point_attention import bind_kernel
-from escnn_attention.nn.point_module import PointLayer, PointModule, check_at_points, check_edge_dim, check_points_mode
+from escnn_attention.nn.point_module import PointLayer, PointModule, check_at_points, check_edge_dim
 from escnn_attention.nn.pointwise import DropPath, dropout_of, ends_of, shortcut_of
 from escnn_attention.nn.transformer import PointBlock
-from escnn_attention.plain.projections import AttentionMode, FromPoses, GroupTables, Scalars, ToPoses
+from escnn_attention.plain.projections import AttentionMode, FromPoses, GroupTables, QueryKeyNorm, Scalars, ToPoses
 from escnn_attention.plain.sphere_attention import Generators, LocalFrames, SphereAttention, SphereFeedForward
 from escnn_attention.plain.sphere_attention import SphereTransformerBlock as PlainBlock
 
@@ -82,10 +83,6 @@ class Stabiliser:
     def read(self, in_type: FieldType, fields: int, **options: Any) -> ToPoses:
         """The map from fields to functions on frames, with the options of :class:`ToPoses`."""
         return ToPoses(self.segments(in_type), in_type.size, fields, len(self.elements), **options)
-
-    def read_scalars(self, in_type: FieldType, fields: int, **options: Any) -> Scalars:
-        """The map from scalar fields to numbers, the same in every frame, with the options of :class:`Scalars`."""
-        return Scalars(in_type.size, fields, **options)
 
     def mean(self, out_type: FieldType, fields: int, groups: int, bias: bool) -> FromPoses:
         """The map from functions on frames to the fields whose mean they are."""
@@ -196,7 +193,7 @@ class SphereSelfAttention(PointLayer):
         bias: bool = True,
     ):
         check_types(in_type, out_type)
-        check_points_mode(query, normalization)
+        mode = AttentionMode(query, "all", dropout, normalization=normalization)
         num_heads = check_int("num_heads", num_heads)
         stabiliser = Stabiliser(in_type, samples)
         if head_fields is None:
@@ -208,7 +205,7 @@ class SphereSelfAttention(PointLayer):
         kernel, lifts = _choose_encoding(encoding), is_scalar(in_type)
         needs = normalised_needs(qk_norm, kernel, head_fields, 3, normalization)
         number, made = made_for(needs, num_heads, head_fields, bool(bias))
-        project_in = (stabiliser.read_scalars if lifts else stabiliser.read)(in_type, number, **made)
+        project_in = Scalars(in_type.size, number, **made) if lifts else stabiliser.read(in_type, number, **made)
         axes = 0 if lifts else 2 if stabiliser.reflects else 1
         plain = SphereAttention(
             LocalFrames(stabiliser.generators(in_type)),
@@ -223,14 +220,14 @@ class SphereSelfAttention(PointLayer):
             tables=GroupTables(
                 np.swapaxes(stabiliser.matrices, 1, 2), np.zeros((len(stabiliser.elements), 1), dtype=np.int64)
             ),
-            mode=AttentionMode(
-                query, "all", check_probability("dropout", dropout), "auto", normalization=normalization
-            ),
+            mode=mode,
             needs=needs,
             length_scale=check_length("length_scale", length_scale),
             edge_dim=check_edge_dim(edge_dim),
         )
-        super().__init__(in_type, out_type, finished(plain, qk_norm), head_fields)
+        if qk_norm:
+            plain.qk_norm = QueryKeyNorm(num_heads, head_fields)
+        super().__init__(in_type, out_type, plain, head_fields)
         self.samples = samples
 
     def forward(
@@ -301,6 +298,20 @@ def _choose_encoding(encoding: Encoding | PairKernel | str | None) -> Encoding |
     return kernel
 
 
+class SphereOptions(TypedDict, total=False):
+    """Options of :class:`SphereSelfAttention` that :class:`SphereTransformerBlock` passes on."""
+
+    head_fields: int | None
+    radius: float | None
+    num_neighbours: int | None
+    query: QueryMode
+    encoding: Encoding | PairKernel | str | None
+    length_scale: float | None
+    normalization: Normalization
+    qk_norm: bool
+    edge_dim: int | None
+
+
 class SphereTransformerBlock(PointBlock):
     r"""Attention on the sphere and a network at every point, each with a residual connection.
 
@@ -366,14 +377,13 @@ class SphereTransformerBlock(PointBlock):
         layer_scale: float | None = None,
         drop_path: float = 0.0,
         bias: bool = True,
-        **options: Any,
+        **options: Unpack[SphereOptions],
     ):
         super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
         dropout = check_probability("dropout", dropout)
         check_probability("attention_dropout", attention_dropout)
         shared: dict[str, Any] = {"samples": samples, "bias": bias}
-        passed_on = [n for n in option_names(SphereSelfAttention) if n not in ("dropout", *shared)]
-        check_options(type(self).__name__, options, [*option_names(SphereTransformerBlock), *passed_on])
+        check_options(type(self).__name__, options, option_names(SphereTransformerBlock))
         if attention is None:
             layer: EquivariantModule = SphereSelfAttention(
                 in_type, out_type, num_heads, dropout=attention_dropout, **shared, **options

@@ -14,6 +14,7 @@ from escnn.nn import (
     SequentialModule,
 )
 from torch import Tensor
+from typing_extensions import Unpack
 
 from escnn_attention._checks import check_int, check_option, check_probability, check_unused
 from escnn_attention.exporting.modules import exported_parts, on_tensors
@@ -23,8 +24,9 @@ from escnn_attention.groups.fibers import mass
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.arguments import (
     REQUIRED,
-    RESIZING,
     AttentionLike,
+    BlockOptions,
+    PointBlockOptions,
     Required,
     changed,
     check_input,
@@ -71,7 +73,6 @@ __all__ = [
     "PointBlock",
     "PointTransformerBlock",
     "TransformerBlock",
-    "block_options",
     "each_block",
 ]
 
@@ -198,23 +199,24 @@ class TransformerBlock(GridModule):
         layer_scale: float | None = None,
         drop_path: float = 0.0,
         crop: int = 0,
-        **options: Any,
+        **options: Unpack[BlockOptions],
     ):
         super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
         check_option("norm", norm, ("gsa", "pre"))
         dropout = check_probability("dropout", dropout)
-        check_options(type(self).__name__, options, grid_block_options())
-        attention_dropout = check_probability("attention_dropout", options.pop("attention_dropout", 0.0))
-        self.condition = check_condition_size(options.pop("condition", None), norm_kind, norm)
-        memory_attention = check_cross_attention(options.pop("cross_attention", None), out_type, norm)
-        shared = {name: options.pop(name) for name in SHARED if name in options}
+        check_options(type(self).__name__, options, option_names(TransformerBlock))
+        given: dict[str, Any] = {**options}
+        attention_dropout = check_probability("attention_dropout", given.pop("attention_dropout", 0.0))
+        self.condition = check_condition_size(given.pop("condition", None), norm_kind, norm)
+        memory_attention = check_cross_attention(given.pop("cross_attention", None), out_type, norm)
+        shared = {name: given.pop(name) for name in SHARED if name in given}
         kind = check_norm_kind(norm_kind, norm_scope)
         scope = _choose_scope(norm, norm_scope, in_type, out_type)
         norm_for = block_norms(kind, scope, norm_eps, self.condition)
         self.norm = norm
         if attention is None:
             layer: EquivariantModule = GroupSelfAttention(
-                in_type, out_type, num_heads, kernel_size, dropout=attention_dropout, **shared, **options
+                in_type, out_type, num_heads, kernel_size, dropout=attention_dropout, **shared, **given
             )
         else:
             own: dict[str, Any] = {
@@ -222,7 +224,7 @@ class TransformerBlock(GridModule):
                 "kernel_size": (kernel_size, kernel_size if isinstance(kernel_size, Required) else None),
             }
             own["attention_dropout"] = (attention_dropout, 0.0)
-            layer = choose_attention(attention, in_type, out_type, {**changed(own), **options})
+            layer = choose_attention(attention, in_type, out_type, {**changed(own), **given})
         nonlinear: dict[str, Any] = {"activation": activation, "last_activation": last_activation}
         feed_forward = _feed_forward(out_type, norm, norm_for, hidden_fields, nonlinear, **shared)
         nonlinearity = [activation_of(in_type, activation)] if norm == "gsa" else []
@@ -338,12 +340,6 @@ class TransformerBlock(GridModule):
         return f"norm={self.norm!r}, crop={self.crop.margin}{condition}"
 
 
-def grid_block_options() -> list[str]:
-    """The names of all options of a :class:`TransformerBlock`, those of its attention included."""
-    own = [*option_names(TransformerBlock), "attention_dropout", "condition", "cross_attention"]
-    return [*own, *(n for n in option_names(GroupSelfAttention) if n not in (*own, *RESIZING))]
-
-
 def each_block(block: Mapping[str, Any] | None, blocks: int, taken: Collection[str]) -> list[dict[str, Any]]:
     """The further options of each block of a network; ``drop_path`` is the rate of the last one.
 
@@ -358,7 +354,7 @@ def each_block(block: Mapping[str, Any] | None, blocks: int, taken: Collection[s
     options = dict(block or {})
     # A network has no condition and no memory to call its blocks with.
     taken = (*taken, "condition", "cross_attention")
-    check_options("block", options, [n for n in grid_block_options() if n not in taken])
+    check_options("block", options, [n for n in option_names(TransformerBlock) if n not in taken])
     rates = depth_rates(options.pop("drop_path", 0.0), blocks)
     return [{**options, "drop_path": rate} if rate else options for rate in rates]
 
@@ -539,26 +535,27 @@ class PointTransformerBlock(PointBlock):
         layer_scale: float | None = None,
         drop_path: float = 0.0,
         condition: int | None = None,
-        **options: Any,
+        **options: Unpack[PointBlockOptions],
     ):
         super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
         dropout = check_probability("dropout", dropout)
         self.condition = check_condition_size(condition, norm_kind)
-        check_options(type(self).__name__, options, block_options())
-        attention_dropout = check_probability("attention_dropout", options.pop("attention_dropout", 0.0))
-        shared: dict[str, Any] = {name: options.pop(name) for name in SHARED if name in options}
+        check_options(type(self).__name__, options, option_names(PointTransformerBlock))
+        given: dict[str, Any] = {**options}
+        attention_dropout = check_probability("attention_dropout", given.pop("attention_dropout", 0.0))
+        shared: dict[str, Any] = {name: given.pop(name) for name in SHARED if name in given}
         if attention is not None:
             own: dict[str, Any] = {"num_heads": (num_heads, 1), "kernel_features": (kernel_features, None)}
             own["attention_dropout"] = (attention_dropout, 0.0)
-            layer: EquivariantModule = choose_attention(attention, in_type, out_type, {**changed(own), **options})
+            layer: EquivariantModule = choose_attention(attention, in_type, out_type, {**changed(own), **given})
         elif kernel_features is None:
-            layer = PointSelfAttention(in_type, out_type, num_heads, dropout=attention_dropout, **shared, **options)
+            layer = PointSelfAttention(in_type, out_type, num_heads, dropout=attention_dropout, **shared, **given)
         else:
             for name, default in (("keys", "all"), ("shared_scores", False), ("backend", "auto")):
                 why = "an attentive convolution (kernel_features) has no such option"
-                check_unused(name, options.pop(name, default), default, why)
-            options["kernel_features"] = kernel_features
-            layer = PointAttentiveConv(in_type, out_type, num_heads, dropout=attention_dropout, **shared, **options)
+                check_unused(name, given.pop(name, default), default, why)
+            given["kernel_features"] = kernel_features
+            layer = PointAttentiveConv(in_type, out_type, num_heads, dropout=attention_dropout, **shared, **given)
         if hidden_fields is None:
             hidden_fields = max(1, 2 * out_type.size // mass(out_type))
         check_int("hidden_fields", hidden_fields)
@@ -581,9 +578,3 @@ class PointTransformerBlock(PointBlock):
             *last_norm, *network, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale)
         )
         self.drop_path = DropPath(out_type, check_probability("drop_path", drop_path))
-
-
-def block_options() -> list[str]:
-    """The names of all options of a :class:`PointTransformerBlock`, those of its attention included."""
-    own = [*option_names(PointTransformerBlock), "attention_dropout"]
-    return [*own, *(n for n in option_names(PointSelfAttention) if n not in own)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention._checks import check_option, check_probability
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.base import Needs
 from escnn_attention.functional import KeyMode, QueryMode
@@ -398,7 +399,11 @@ class GroupTables:
 
 @dataclass(frozen=True)
 class AttentionMode:
-    """Who attends to whom, and how it is computed: arguments of :func:`escnn_attention.functional.attention`."""
+    """Who attends to whom, and how it is computed: arguments of :func:`escnn_attention.functional.attention`.
+
+    Raises:
+        ValueError: there is no such option, or a dropout that is no probability.
+    """
 
     query: QueryMode = "own"
     keys: KeyMode = "all"
@@ -406,6 +411,12 @@ class AttentionMode:
     backend: str = "auto"
     shared_scores: bool = False
     normalization: Normalization = "softmax"
+
+    def __post_init__(self) -> None:
+        check_option("query", self.query, get_args(QueryMode))
+        check_option("keys", self.keys, get_args(KeyMode))
+        check_option("normalization", self.normalization, get_args(Normalization))
+        check_probability("dropout", self.dropout)
 
 
 class ScoredHeads(ExactBuffers):
