@@ -1,11 +1,16 @@
 """What the tests of files have in common, of programs and of packages that AOTInductor compiles."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from escnn_attention.exporting.loops import why_no_loops
+from escnn_attention.functional.points import portable
 
 NEEDS_LOOPS = pytest.mark.skipif(why_no_loops() is not None, reason=why_no_loops() or "there are loops")
 
@@ -32,6 +37,18 @@ def exported(layer: nn.Module) -> nn.Module:
     for parameter in layer.eval().parameters():
         parameter.data.add_(0.1 * parameter.data.new_empty(parameter.shape).normal_())
     return layer.export()
+
+
+def write_down(patch: pytest.MonkeyPatch) -> None:
+    """Have everything done as it is written down, with loops in Python, and without writing it."""
+    patch.setattr(torch.compiler, "_is_exporting_flag", True)
+    patch.setattr(portable, "while_loop", _in_python)
+
+
+def _in_python(condition: Callable[..., Tensor], body: Callable[..., Any], carried: tuple[Tensor, ...]) -> Any:
+    while condition(*carried):
+        carried = body(*carried)
+    return carried
 
 
 def times_written(program: ExportedProgram, operator: str) -> int:

@@ -16,11 +16,10 @@ import escnn_attention as ea
 from escnn_attention import models
 from escnn_attention.exporting import loops
 from escnn_attention.exporting.mode import exporting
-from escnn_attention.functional.points import portable as chunks
 from escnn_attention.models import compile_package
 from tests import spaces
 from tests.layers import C4, CASES, Case, there
-from tests.packages import NEEDS_LOOPS, operators
+from tests.packages import NEEDS_LOOPS, operators, write_down
 
 ON_GRIDS = [name for name, case in CASES.items() if not case.points and not case.arguments]
 
@@ -53,15 +52,7 @@ assert not any(name.split(".")[0] in ("escnn", "escnn_attention") and module for
 
 @pytest.fixture
 def written_down(monkeypatch):
-    """Have everything done as it is written down, without writing it."""
-    monkeypatch.setattr(torch.compiler, "_is_exporting_flag", True)
-    monkeypatch.setattr(chunks, "while_loop", in_python)
-
-
-def in_python(condition: Callable[..., Tensor], body: Callable[..., Any], carried: tuple[Tensor, ...]) -> Any:
-    while condition(*carried):
-        carried = body(*carried)
-    return carried
+    write_down(monkeypatch)
 
 
 def plain_and_input(case: Case, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Tensor]:
@@ -313,6 +304,7 @@ def test_strict_programs_of_points():
 
 
 @NEEDS_LOOPS
+@pytest.mark.sampled(1, of="exported files")
 def test_programs_of_points_have_gradients():
     plain, inputs, named = on_points(CASES["PointSelfAttention"], torch.float64)
     run = program_of_points(plain, inputs, named).module()

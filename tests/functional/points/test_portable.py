@@ -19,7 +19,7 @@ from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.geometry.neighbours import Lists, WholeClouds
 from tests.functional.points.calls import point_attention
 from tests.nn.points import ENCODINGS, SPACES, cloud, error_of, mixed, worst_error, written_out
-from tests.packages import NEEDS_LOOPS
+from tests.packages import write_down
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 4, 1], [0, 0, 0, 2, 2, 3, 4]])
 CLOUDS = torch.tensor([1, 0, 1, 1, 0, 2])
@@ -321,7 +321,6 @@ def test_transforms_go_over_features():
     )
 
 
-@NEEDS_LOOPS
 @pytest.mark.parametrize("options", [{}, {"normalization": "count"}, {"encoding": "rotary", "query": "all"}], ids=str)
 def test_what_is_written_down_is_the_same(options, monkeypatch):
     """Edges that are there several times, tables, points that are hidden."""
@@ -339,7 +338,7 @@ def test_what_is_written_down_is_the_same(options, monkeypatch):
         (inputs, {"batch": BATCH, "edge_attr": tables, "mask": MASK}),
     ]
     with torch.no_grad(), monkeypatch.context() as patched:
-        patched.setattr(torch.compiler, "_is_exporting_flag", True)
+        write_down(patched)
         found = [plain(*tensors, **named) for tensors, named in cases]
     for y, (tensors, named) in zip(found, cases, strict=True):
         torch.testing.assert_close(y, plain(*tensors, **named), rtol=1e-10, atol=1e-11)
