@@ -22,7 +22,7 @@ from escnn_attention.geometry.windows import (
     shape_of,
 )
 
-__all__ = ["Grid", "kept_grid", "steps_within", "trimmed"]
+__all__ = ["Grid", "check_around", "kept_grid", "mean_of", "shortest_steps", "steps_within", "trimmed"]
 
 
 class Grid:
@@ -88,7 +88,8 @@ class Grid:
         self.complete, self.trimmed = window.looks_everywhere, trimmed(self.shape, window)
         self.frame, self.spacing = frame, spacing
         self._periods = _periods(self.shape, window.shape)
-        _check_torus(self._periods, window)
+        if spacing == 1:  # The positions of keys decide: of a grid beside a coarser one they are fewer.
+            check_around(self.shape, window)
         key = (self.shape, window.kernel_size, window.shape, window.dilation, dtype, torch.device(device))
         self._box = _box(*key[:3])
         reach, self._step = _reach(self.shape, window)
@@ -133,10 +134,7 @@ class Grid:
             >>> ring.averaged(ring.offsets + 10).squeeze(-1).tolist()  # of -1, 0, 1 and both -2 and 2 positions
             [9.5, 10.0, 10.5, 10.0]
         """
-        if self._shortest is None:
-            return table
-        chosen = table.index_select(-2, self._shortest.flatten())
-        return chosen.unflatten(-2, self._shortest.shape).mean(-2)
+        return mean_of(table, self._shortest)
 
     def blocks(self, max_queries: int) -> Blocks:
         """A partition of the queries in blocks; ``max_queries`` limits blocks that see every position."""
@@ -224,9 +222,13 @@ def _periods(shape: tuple[int, ...], window_shape: WindowShape) -> tuple[int, ..
     return tuple(0 if axis == 0 and is_causal(window_shape) else n for axis, n in enumerate(shape))
 
 
-def _check_torus(periods: tuple[int, ...], window: Window) -> None:
-    """No window reaches around a torus, where a query would see a key twice."""
-    around = [n for n in periods if n]
+def check_around(shape: tuple[int, ...], window: Window) -> None:
+    """No window reaches around a torus of keys, where a query would see one twice.
+
+    Raises:
+        ValueError: it does.
+    """
+    around = [n for n in _periods(shape, window.shape) if n]
     if window.kernel_size is None or not around:
         return
     width, shortest = window.dilation * (window.kernel_size - 1) + 1, min(around)
@@ -275,7 +277,7 @@ def _inside(box: Tensor, kernel_size: int | None, window_shape: WindowShape) -> 
     return box[:, int(is_causal(window_shape)) :].square().sum(-1) <= longest
 
 
-def _shortest_steps(steps: Tensor, periods: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+def shortest_steps(steps: Tensor, periods: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
     """All shortest steps between positions of a torus, and which of them belong to each of ``steps``, ``(L, K)``.
 
     They are those given, and None, unless some lie half around an axis.
@@ -288,6 +290,20 @@ def _shortest_steps(steps: Tensor, periods: tuple[int, ...]) -> tuple[Tensor, Te
     each = torch.where(half.unsqueeze(1), signs * steps.unsqueeze(1), steps.unsqueeze(1))
     every, which = each.flatten(0, 1).unique(dim=0, return_inverse=True)
     return every, which.view(len(steps), -1)
+
+
+def mean_of(table: Tensor, shortest: Tensor | None) -> Tensor:
+    """The means ``(..., L, C)`` of the rows ``shortest``, ``(L, K)``, of a table; with None, the table itself.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.geometry.grid import mean_of
+        >>> mean_of(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[1, 1], [0, 2]])).tolist()
+        [[2.0], [2.5]]
+    """
+    if shortest is None:
+        return table
+    return table.index_select(-2, shortest.flatten()).unflatten(-2, shortest.shape).mean(-2)
 
 
 def _reach(shape: tuple[int, ...], window: Window) -> tuple[tuple[int, ...], int]:
@@ -328,7 +344,7 @@ def _tables(
     lookup = torch.where(inside, inside.cumsum(0) - 1, -1)
     steps, shortest = box[inside], None
     if kernel_size is None and is_circular(window_shape):
-        steps, shortest = _shortest_steps(steps, _periods(shape, window_shape))
+        steps, shortest = shortest_steps(steps, _periods(shape, window_shape))
     offsets = to_space(steps.double()) / _longest(reach)
     centre = torch.tensor([(n - 1) / 2 for n in shape], dtype=torch.float64)
     coordinates = to_space(index.double() - centre) / _half_extent(shape)

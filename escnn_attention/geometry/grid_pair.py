@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from escnn_attention.geometry.cache import constant_tables
-from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.grid import Grid, check_around, mean_of, shortest_steps
 from escnn_attention.geometry.lattice import SharedRows, everything, indices, longest_square, ravel, to_space
-from escnn_attention.geometry.windows import Blocks, WindowShape
+from escnn_attention.geometry.windows import Blocks, WindowShape, is_circular
 
 __all__ = ["GridPair", "cell_of", "cell_tables"]
 
 
 class GridPair:
     """The offsets between the positions of two grids that share their centre.
+
+    On a torus they are the shortest ones, of which positions half a torus apart have several: see
+    :meth:`Grid.averaged`. Both grids cover the same torus.
 
     Args:
         queries: with the window of keys that each of its positions sees: those less than half the width away, in steps
@@ -38,7 +42,7 @@ class GridPair:
 
     Example:
         >>> import torch
-        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.grid import Grid, check_around, mean_of, shortest_steps
         >>> from escnn_attention.geometry.grid_pair import GridPair
         >>> from escnn_attention.geometry.windows import Window
         >>> fine, coarse = Grid((4,), Window(3)), Grid((2,), Window(), spacing=2)
@@ -56,31 +60,32 @@ class GridPair:
         window = queries.window
         if window.dilation != 1:
             raise ValueError(f"dilation: got {window.dilation} for keys on another grid, needed 1")
-        if window.shape != window.form:
+        if window.causal:
             raise ValueError(f"window: got {window.shape!r} for keys on another grid, needed {window.form!r}")
+        if window.circular:
+            _check_torus(queries, keys)
         self.window, self.complete = window, queries.complete
         shapes = (queries.shape, queries.spacing, keys.shape, keys.spacing, window.kernel_size, window.shape)
         self._key = (*shapes, queries.offsets.dtype, queries.offsets.device)
         tables = _pair_tables(*self._key)
-        self._queries, self._keys, self._farthest, self._lookup, offsets, coordinates, key_coordinates, scale = tables
+        self._queries, self._keys, self._lookup, self._shortest, offsets, coordinates, key_coordinates, scale = tables
         if queries.frame is not None:
             exact = _pair_tables(*shapes, torch.float64, torch.device("cpu"))[4:7]
             turned = [(t @ queries.frame.double().cpu().T).to(queries.offsets) for t in exact]
             offsets, coordinates, key_coordinates = turned
         self.offsets, self.coordinates, self.key_coordinates, self.scale = offsets, coordinates, key_coordinates, scale
-        self._step, self._counts = _steps(*shapes[:4])
+        self._axes = _axes(*shapes[:4], window.circular)
 
     def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The row of ``offsets`` for each pair of positions, broadcast against each other; -1 for no neighbours."""
         row = torch.zeros_like(queries + keys)
-        for axis, number in enumerate(self._counts):
-            offset = self._keys[keys, axis] - self._queries[queries, axis] + self._farthest[axis]
-            row = row * number + offset // self._step
+        for axis, side in enumerate(self._axes):
+            row = row * side.number + side.row(self._keys[keys, axis] - self._queries[queries, axis])
         return self._lookup[row]
 
     def averaged(self, table: Tensor) -> Tensor:
-        """A function at all ``offsets``, of which there is one between two positions: see :meth:`Grid.averaged`."""
-        return table
+        """A function at all ``offsets``, ``(..., L, C)``, as the table that :meth:`rows` counts."""
+        return mean_of(table, self._shortest)
 
     def blocks(self, max_queries: int) -> Blocks:
         """A partition of the queries in blocks; ``max_queries`` limits blocks that see every position."""
@@ -89,13 +94,55 @@ class GridPair:
         return SharedRows(*_pair_tiles(*self._key[:6], self._key[-1]))
 
 
-def _steps(
-    query_shape: tuple[int, ...], query_spacing: int, key_shape: tuple[int, ...], key_spacing: int
-) -> tuple[int, list[int]]:
-    """How far the offsets of two grids lie apart along an axis, as numbers of half steps, and how many there are."""
+def _check_torus(queries: Grid, keys: Grid) -> None:
+    """Both grids cover one torus, around which no window reaches."""
+    sides = [tuple(n * grid.spacing for n in grid.shape) for grid in (queries, keys)]
+    if sides[0] != sides[1]:
+        raise ValueError(
+            f"spacing: got tori of sides {sides[0]} for queries and {sides[1]} for keys, needed the same sides: "
+            f"spacings in inverse proportion to the numbers of positions, {queries.shape} and {keys.shape}"
+        )
+    check_around(keys.shape, queries.window)
+
+
+class _Axis(NamedTuple):
+    """The offsets between two grids along one axis, as whole numbers of half steps.
+
+    Attributes:
+        low: the least of them.
+        step: how far they lie apart.
+        number: how many there are.
+        period: after how many half steps a torus comes back; 0 for an axis that ends.
+    """
+
+    low: int
+    step: int
+    number: int
+    period: int
+
+    def row(self, offset: Tensor) -> Tensor:
+        """Which of the offsets it is, or is equivalent to."""
+        away = offset - self.low
+        return (away % self.period if self.period else away) // self.step
+
+    def steps(self) -> Tensor:
+        """All of them."""
+        return self.low + self.step * torch.arange(self.number)
+
+
+def _axes(
+    query_shape: tuple[int, ...], query_spacing: int, key_shape: tuple[int, ...], key_spacing: int, circular: bool
+) -> list[_Axis]:
+    """The offsets along the axes of two grids; on a torus the shortest, of two half around the positive one."""
     step = 2 * math.gcd(query_spacing, key_spacing) or 1
-    ends = [query_spacing * (n - 1) + key_spacing * (m - 1) for n, m in zip(query_shape, key_shape, strict=True)]
-    return step, [2 * end // step + 1 for end in ends]
+    axes = []
+    for n, m in zip(query_shape, key_shape, strict=True):
+        low, period = -(query_spacing * (n - 1) + key_spacing * (m - 1)), 0
+        number = -2 * low // step + 1
+        if circular and (side := n * query_spacing):
+            low, number, period = (low + side - 1) % step - side + 1, 2 * side // step, 2 * side
+        axes.append(_Axis(low, step, number, period))
+    return axes
 
 
 def cell_of(query_spacing: int, key_spacing: int) -> tuple[int, int]:
@@ -136,28 +183,28 @@ def cell_tables(
         ([[0, 0, 1], [0, 0, 0]], [0, 1, 2])
     """
     queries, keys = cell_of(query_spacing, key_spacing)
-    step, counts = _steps(query_shape, query_spacing, key_shape, key_spacing)
+    sides = _axes(query_shape, query_spacing, key_shape, key_spacing, is_circular(window_shape))
     lookup = _pair_tables(
         *(query_shape, query_spacing, key_shape, key_spacing, kernel_size, window_shape),
         *(torch.float64, torch.device("cpu")),
-    )[3]
+    )[2]
     found, dim = [], len(query_shape)
     for slot in itertools.product(range(queries), repeat=dim):
         axes = []
-        for at, n, m, number in zip(slot, query_shape, key_shape, counts, strict=True):
-            key = torch.arange(-keys * ((n - 1) // queries), m)
-            # Twice the offset, from the farthest one on.
-            offset = 2 * (key_spacing * key + query_spacing * (n - 1 - at))
-            seen = (offset >= 0) & (offset < step * number)
+        for at, n, m, side in zip(slot, query_shape, key_shape, sides, strict=True):
+            key = torch.arange(-m, 2 * m) if side.period else torch.arange(-keys * ((n - 1) // queries), m)
+            # Twice the offset.
+            offset = 2 * (key_spacing * key - query_spacing * at) + query_spacing * (n - 1) - key_spacing * (m - 1)
+            row = (offset - side.low) // side.step
+            seen = (row >= 0) & (row < side.number)
             if kernel_size is not None:
-                away = offset - query_spacing * (n - 1) - key_spacing * (m - 1)
-                seen &= away.abs() < kernel_size * key_spacing
-            axes.append((key[seen], offset[seen] // step))
+                seen &= offset.abs() < kernel_size * key_spacing
+            axes.append((key[seen], row[seen]))
         places, boxes = (indices([axis[i] for axis in axes]) for i in (0, 1))
         row = torch.zeros(len(boxes), dtype=torch.long)
         slot_of_key = torch.zeros_like(row)
-        for axis, number in enumerate(counts):
-            row = row * number + boxes[:, axis]
+        for axis, side in enumerate(sides):
+            row = row * side.number + boxes[:, axis]
             slot_of_key = slot_of_key * keys + places[:, axis] % keys
         row = lookup[row]
         cells = places.div(keys, rounding_mode="floor")
@@ -176,12 +223,12 @@ def _pair_tables(
     window_shape: WindowShape,
     dtype: torch.dtype,
     device: torch.device,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, float]:
     """The tables of a :class:`GridPair`.
 
-    Twice the positions of queries and keys, which are whole numbers; the farthest of their differences along each axis;
-    the row of every offset in the box of these, -1 where it is not in the window; the offsets, the coordinates of
-    queries and keys, and the unit of these.
+    Twice the positions of queries and keys, which are whole numbers; the row of every offset in the box of their
+    differences, -1 where it is not in the window; the numbers of the offsets that belong to each row, where there are
+    several; the offsets, the coordinates of queries and keys, and the unit of these.
     """
     # Twice the offsets along an axis are equally spaced whole numbers.
     shapes, spacings = (query_shape, key_shape), (query_spacing, key_spacing)
@@ -192,18 +239,20 @@ def _pair_tables(
         2 * spacing * indices([torch.arange(n) for n in shape]) - end
         for shape, spacing, end in zip(shapes, spacings, ends, strict=True)
     ]
-    (step, counts), farthest = _steps(query_shape, query_spacing, key_shape, key_spacing), ends[0] + ends[1]
-    box = (indices([torch.arange(n) for n in counts]) * step - farthest).double() / 2
-    inside, reach = torch.ones(len(box), dtype=torch.bool), max((1.0, *(farthest / 2).tolist()))
+    sides = _axes(query_shape, query_spacing, key_shape, key_spacing, is_circular(window_shape))
+    box, shortest = indices([side.steps() for side in sides]), None
+    inside, reach = torch.ones(len(box), dtype=torch.bool), max((1.0, *(box.abs().amax(0) / 2).tolist()))
     if kernel_size is not None:
         reach = key_spacing * max(1, kernel_size // 2)
-        inside = _in_window(box / max(1, key_spacing), kernel_size, window_shape)
-        _check_seen(at, key_spacing, kernel_size, window_shape)
+        inside = _in_window(box.double() / 2 / max(1, key_spacing), kernel_size, window_shape)
+        _check_seen(at, sides, key_spacing, kernel_size, window_shape)
     unit = max((0.0, *(t.item() / 2 for end in ends for t in end))) or 1.0
-    lookup = torch.where(inside, inside.cumsum(0) - 1, -1)
-    exact = (to_space(box[inside]) / reach, *(to_space(t.double() / 2) / unit for t in at))
+    lookup, steps = torch.where(inside, inside.cumsum(0) - 1, -1), box[inside]
+    if kernel_size is None:
+        steps, shortest = shortest_steps(steps, tuple(side.period for side in sides))
+    exact = (to_space(steps.double() / 2) / reach, *(to_space(t.double() / 2) / unit for t in at))
     offsets, *coordinates = (t.to(device, dtype) for t in exact)
-    whole = (t.to(device) for t in (*at, farthest, lookup))
+    whole = (None if t is None else t.to(device) for t in (*at, lookup, shortest))
     return (*whole, offsets, *coordinates, unit / reach)  # type: ignore[return-value]
 
 
@@ -214,10 +263,13 @@ def _in_window(steps: Tensor, kernel_size: int, window_shape: WindowShape) -> Te
     return inside if longest is None else inside & (steps.square().sum(-1) <= longest)
 
 
-def _check_seen(at: list[Tensor], key_spacing: int, kernel_size: int, window_shape: WindowShape) -> None:
+def _check_seen(
+    at: list[Tensor], sides: list[_Axis], key_spacing: int, kernel_size: int, window_shape: WindowShape
+) -> None:
     """Every query sees a key: the one that is farthest from its nearest key does."""
     nearest = [
-        (y.unique() - x.unique().unsqueeze(1)).abs().amin(1).max() for x, y in zip(at[0].T, at[1].T, strict=True)
+        side.steps()[side.row(y.unique() - x.unique().unsqueeze(1))].abs().amin(1).max()
+        for x, y, side in zip(at[0].T, at[1].T, sides, strict=True)
     ]
     steps = torch.stack(nearest).double() / 2 / max(1, key_spacing)
     if not bool(_in_window(steps.unsqueeze(0), kernel_size, window_shape)):
@@ -242,15 +294,18 @@ def _pair_tiles(
     spacings = (query_spacing, key_spacing)
     sides = zip(query_shape, key_shape, strict=True)
     axes = [_pair_axis_tiles(n, m, spacings, kernel_size) for n, m in sides]
-    queries, keys = (ravel(shape, [axis[i] for axis in axes]) for i, shape in enumerate((query_shape, key_shape)))
+    circular = is_circular(window_shape)
+    of_keys = [axis[1] % m if circular else axis[1] for axis, m in zip(axes, key_shape, strict=True)]
+    queries, keys = ravel(query_shape, [axis[0] for axis in axes]), ravel(key_shape, of_keys)
     place = queries.flatten().argsort()[queries.numel() - math.prod(query_shape) :].clone()
-    step, counts = _steps(query_shape, query_spacing, key_shape, key_spacing)
-    # Offsets beyond those of the box belong to keys beyond the grid.
-    row = ravel(tuple(counts), [(axis[2] + (n - 1) * step // 2) // step for axis, n in zip(axes, counts, strict=True)])
+    # Offsets beyond those of the box belong to keys beyond the grid, or that are nearer the other way around a torus.
+    box = _axes(query_shape, query_spacing, key_shape, key_spacing, circular)
+    rows = [(axis[2] - side.low) // side.step for axis, side in zip(axes, box, strict=True)]
+    row = ravel(tuple(side.number for side in box), rows)
     lookup = _pair_tables(
         *(query_shape, query_spacing, key_shape, key_spacing, kernel_size, window_shape),
         *(torch.float64, torch.device("cpu")),
-    )[3]
+    )[2]
     shared = lookup[row.clamp(min=0)].masked_fill(row < 0, -1)
     return queries.to(device), keys.to(device), place.to(device), shared[None].to(device)
 

@@ -41,6 +41,7 @@ from escnn_attention.nn.point_attention import check_box, choose_cutoff, choose_
 from escnn_attention.nn.point_module import check_cloud, check_index
 from escnn_attention.nn.self_attention import (
     bind,
+    check_on_torus,
     flat_positions,
     has_pose_term,
     pose_indices,
@@ -102,9 +103,10 @@ class GroupCrossAttention(EquivariantModule):
             ``radius``, or 1.
         dropout, backend, samples: as in :class:`GroupSelfAttention`.
         options: ``head_fields``, ``projection``, ``bias``, ``qk_norm`` and ``registers`` as in
-            :class:`GroupSelfAttention`; ``dilation``, ``causal`` (or ``is_causal``) and ``padding_mode`` as there, for
-            grids with the same positions; ``radius``, ``num_neighbours``, ``cutoff`` and ``period`` as in
-            :class:`PointSelfAttention`, for points, also beside a grid.
+            :class:`GroupSelfAttention`; ``dilation`` and ``causal`` (or ``is_causal``) as there, for grids with the
+            same positions; ``padding_mode`` as there, for grids that cover the same torus; ``radius``,
+            ``num_neighbours``, ``cutoff`` and ``period`` as in :class:`PointSelfAttention`, for points, also beside a
+            grid.
 
     Attributes:
         query_type, key_type, value_type, out_type: the types.
@@ -176,6 +178,7 @@ class GroupCrossAttention(EquivariantModule):
         point_options = {n: value for n in _POINT_OPTIONS if (value := given.pop(n, None)) is not None}
         heads = Heads.choose(out_type, num_heads, group, **given)
         bound = _choose_encoding(encoding, query_type.gspace, one_space)
+        check_on_torus(bound, seen)
         places = _choose_places(group, bound, seen, one_space, spacing, length_scale, point_options)
         needs = heads.needs(bound, mode)
         _check_needs(bound, needs.queries and needs.keys)
@@ -236,9 +239,10 @@ class GroupCrossAttention(EquivariantModule):
 
         Raises:
             TypeError: an argument is no GeometricTensor, of another precision, or the mask is no tensor of bool.
-            ValueError: another type, other numbers of images, values on another grid, grids whose sizes have no ratio
-                or differ for a layer that is causal, dilated or on tori, a mask of another shape; a window between
-                points, a radius between grids, clouds that do not fit the images, edges for a layer that chooses keys.
+            ValueError: another type, other numbers of images, values on another grid, grids whose sizes have no ratio,
+                do not cover the same torus, or differ for a layer that is causal or dilated, a mask of another shape; a
+                window between points or that reaches around a torus, a radius between grids, clouds that do not fit the
+                images, edges for a layer that chooses keys.
         """
         x, y, z = self._check_sets(queries, keys, values)
         mask = None if key_padding_mask is None else _check_padding(key_padding_mask, y)
@@ -381,11 +385,11 @@ class GroupCrossAttention(EquivariantModule):
                 raise ValueError(f"{name}: got two sets on grids, needed points (coords), or a layer with kernel_size")
         if queries.shape[2:] == keys.shape[2:] and places.spacing in (None, (1, 1)):
             return
-        word = "causal" if window.causal else "padding_mode" if window.circular else "dilation"
-        if window.causal or window.circular or window.dilation > 1:
+        if window.causal or window.dilation > 1:
+            word, shapes = "causal" if window.causal else "dilation", (tuple(x.shape[2:]) for x in (queries, keys))
             raise ValueError(
-                f"{word}: {type(self).__name__} got grids of {tuple(queries.shape[2:])} and {tuple(keys.shape[2:])} "
-                f"positions with spacing={places.spacing}, needed the same positions for queries and keys"
+                f"{word}: {type(self).__name__} got grids of {' and '.join(map(str, shapes))} positions with "
+                f"spacing={places.spacing}, needed the same positions for queries and keys"
             )
 
     def _check_points(

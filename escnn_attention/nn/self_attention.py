@@ -157,6 +157,19 @@ def _orbits(heads: Heads, window: Window, num_poses: int) -> Orbits | None:
     return Orbits(window, group.action, (own,), ball)
 
 
+def check_on_torus(encoding: Encoding, window: Window) -> None:
+    """On a torus an encoding is a function of the shortest offsets.
+
+    Raises:
+        ValueError: it is absolute or rotary.
+    """
+    if window.circular and not encoding.adds_to_keys:
+        raise ValueError(
+            f'encoding: got a {type(encoding).__name__} with padding_mode="circular", whose frequencies or origin no '
+            "torus keeps; needed one that is added to the keys: mlp, separable, fourier, convolutional, none"
+        )
+
+
 def flat_positions(positions: Sequence[Sequence[int]] | Tensor, shape: Sequence[int]) -> Tensor:
     """The numbers of positions of a grid, of ``(n, d)`` indices along its axes; negative ones count from the end.
 
@@ -366,11 +379,7 @@ class GroupSelfAttention(MaskedModule):
         poses = has_pose_term(encoding, query, keys, lifts=lifts)
         seen = choose_window(group, in_type, kernel_size, window, dilation, causal=causal, padding_mode=padding_mode)
         _check_resampling(resampling, seen, group.dimension)
-        if seen.circular and not encoding.adds_to_keys:
-            raise ValueError(
-                f'encoding: got a {type(encoding).__name__} with padding_mode="circular", whose frequencies or origin '
-                "no torus keeps; needed one that is added to the keys: mlp, separable, fourier, convolutional, none"
-            )
+        check_on_torus(encoding, seen)
         tables = tables_of(group, num_poses, heads.registers, poses=poses, weighs=keys == "all" and not lifts)
         plain = SelfAttention(
             heads.read(in_type, needs, scalars=lifts),
@@ -455,9 +464,10 @@ def _choose_resampling(stride: Any, scale_factor: Any) -> Resampling:
 
 
 def _check_resampling(chosen: Resampling, window: Window, dimension: int) -> None:
-    """A window without words is one about any place, and there are places between the positions of a grid."""
+    """A window is one about any place, and there are places between the positions of a grid."""
     name, number = ("stride", chosen.stride) if chosen.stride > 1 else ("scale_factor", chosen.scale_factor)
-    others = {"causal": window.causal, "padding_mode": window.circular, "dilation": window.dilation > 1}
+    others = {"causal": window.causal, "dilation": window.dilation > 1}
+    others["padding_mode"] = window.circular and chosen.stride > 1  # from the first position to the last
     others["a gspace without a base space"] = not dimension
     for other, given in others.items():
         if chosen.resizes and given:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -223,42 +224,45 @@ def test_self_attention_is_the_case_of_one_set(encoding, size, modes, kind):
     assert (layer(x, x).tensor - own(x).tensor).abs().max() > 1e-6
 
 
-def written_out(layer, queries, keys, offset, seen=lambda delta: True):
-    """The layer by its formula: a loop over images, heads, queries, poses and keys.
+def written_out(layer, heads, ways, envelope=lambda x, y: 1.0):
+    """The output of a layer by its formula, ``(B, N, out)``: a loop over images, heads, queries, poses and keys.
 
     Args:
         layer: with an encoding that is added to the keys, or rotary.
-        queries, keys: tensors.
-        offset: of a position of the keys from one of the queries, as a vector in space, in the unit of the encoding.
-        seen: whether a query sees a key at an offset.
+        heads: its queries, keys and values.
+        ways: from numbers of a query and of a key to the offsets in space between them, ``(n, d)``, in the unit of the
+            encoding, which is the mean over them; none for a key that is not seen.
+        envelope: by which the exponential of the score is multiplied.
     """
-    core, tables = layer.plain, fibers(layer.key_type.gspace)
-    q, k, v = core.to_heads(*(x.movedim(1, -1) for x in (queries, keys)), None)
-    heads, batch, number, query_poses, channels = q.shape
-    encoding, out = core.encoding, q.new_zeros(heads, batch, number, tables.order, channels)
+    core, tables = layer.plain, fibers(getattr(layer, "key_type", layer.in_type).gspace)
+    q, k, v = heads
+    batch, number, channels = q.shape[1], q.shape[2], q.shape[-1]
+    encoding, out = core.encoding, q.new_zeros(*q.shape[:3], tables.order, channels)
     table, rotations = encoding.poses(), encoding.rotations()
-    for m, b, x, h in itertools.product(range(heads), range(batch), range(number), range(tables.order)):
-        back = torch.tensor(tables.inverse_action[h])
-        for other in [h] if layer.plain.query == "own" else range(query_poses):
-            scores, found = [], []
-            for y, p in itertools.product(range(k.shape[2]), range(k.shape[3])):
-                if core.keys == "own" and k.shape[3] > 1 and p != other:
-                    continue
-                delta = offset(x, y)
-                if not seen(delta):
-                    continue
-                key = k[m, b, y, p]
-                if table is not None and k.shape[3] > 1:
-                    key = key + table[m % len(table), int(tables.quotient[h, p])]
-                if rotations is not None:
-                    key = rotate(key, rotations[m] @ (back @ delta))
-                elif encoding.form is not None:
-                    values = encoding.offsets((back @ delta).unsqueeze(0))
-                    key = key + values[m % len(values), 0]
-                scores.append(q[m, b, x, other] @ key / math.sqrt(channels))
-                found.append(v[m, b, y, p])
-            out[m, b, x, h] = out[m, b, x, h] + torch.stack(scores).softmax(0) @ torch.stack(found)
-    return fields_of(core.project(out), queries.shape[2:])
+    for m, b, x, h in itertools.product(range(len(q)), range(batch), range(number), range(tables.order)):
+        back = torch.tensor(tables.action[tables.inverse[h]])
+        asking = torch.tensor([h] if core.query == "own" else range(q.shape[3])).unsqueeze(1)
+        alone = core.keys == "own" and k.shape[3] > 1
+        seen = asking == torch.arange(k.shape[3]) if alone else torch.ones(1, k.shape[3], dtype=torch.bool)
+        weights, values = [], []
+        for y in range(k.shape[2]):
+            delta, keys = ways(x, y) @ back.T, k[m, b, y]
+            if not len(delta):
+                continue
+            if table is not None and k.shape[3] > 1:
+                keys = keys + table[m % len(table), tables.quotient[h]]
+            if rotations is not None:
+                keys = rotate(keys, rotations[m] @ delta[0])
+            elif encoding.form is not None:
+                added = encoding.offsets(delta)
+                keys = keys + added[m % len(added)].mean(0)
+            scores = q[m, b, x, asking.squeeze(1)] @ keys.T / math.sqrt(channels)
+            weights.append(seen * envelope(x, y) * scores.exp())
+            values.append(v[m, b, y])
+        if weights:
+            weights = torch.cat(weights, 1)
+            out[m, b, x, h] = (weights / weights.sum(1, keepdim=True) @ torch.cat(values)).sum(0)
+    return core.project(out)
 
 
 def centred(shape, spacing=1):
@@ -268,50 +272,173 @@ def centred(shape, spacing=1):
     return places.flip(1) * torch.tensor([1.0, -1.0, -1.0])[: len(shape)]
 
 
+def shortest(delta, period):
+    """The shortest offsets between positions of a torus, ``(n, d)``; without a period the one that there is."""
+    if not period:
+        return delta.unsqueeze(0)
+    near = delta - period * (delta / period).round()
+    sides = [(d, -d) if 2 * abs(d) == period else (d,) for d in near.tolist()]
+    return torch.tensor(list(itertools.product(*sides)), dtype=delta.dtype)
+
+
+def ways_between(shape, key_shape, size=None, *, one_space=True, causal=False, dilation=1, period=0):
+    """The offsets between the positions of two grids of the same extent, for :func:`written_out`."""
+    ratio = Fraction(shape[-1], key_shape[-1]) if one_space else Fraction(1)
+    step, asked = ratio.numerator, centred(key_shape, ratio.numerator)
+    asking = centred(shape, ratio.denominator) if one_space else torch.zeros(math.prod(shape), len(key_shape)).double()
+
+    def seen(delta):
+        if causal:
+            return bool(-(size or math.inf) < delta <= 0)
+        whole = dilation == 1 or bool((delta % dilation == 0).all())
+        return size is None or (whole and bool((delta.abs() < dilation * step * size / 2).all()))
+
+    pairs = itertools.product(range(len(asking)), range(len(asked)))
+    every = {(x, y): shortest(asked[y] - asking[x], period) for x, y in pairs}
+    every = {pair: ways if seen(ways[0]) else ways[:0] for pair, ways in every.items()}
+    most = max(float(ways.abs().max()) for ways in every.values() if len(ways))
+    unit = max(1.0, most) if size is None else size - 1 if causal else dilation * step * max(1, size // 2)
+    return lambda x, y: every[x, y] / unit
+
+
+def assert_formula(layer, inputs, outputs, expected):
+    """Values, and gradients for the inputs and the weights."""
+    weight, wanted = torch.randn_like(expected), [*inputs, *layer.parameters()]
+    gradients = [
+        torch.autograd.grad((z * weight).sum(), wanted, allow_unused=True, materialize_grads=True)
+        for z in (expected, *outputs)
+    ]
+    for found, gradient in zip(outputs, gradients[1:], strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+        for a, b in zip(gradient, gradients[0], strict=True):
+            assert (a - b).norm() <= 1e-10 * (1 + b.norm())
+
+
+def by_backends(layer, *inputs, backends=("reference", "blocked", "auto"), **given):
+    """The tensors of the output by each of the backends, the last of which the layer keeps."""
+    outputs = []
+    for backend in backends:
+        layer.plain.backend = backend
+        outputs.append(layer(*inputs, **given).tensor)
+    return outputs
+
+
+CIRCLE = {"padding_mode": "circular"}
 SETS = {
-    "sequence to grid": (sequence(C4), (2,), C4, (2, 3), None, 1.0),
-    "grid to coarse grid": (C4, (2, 4), C4, (1, 2), None, (2 * 0.5 + 1) / 1),
-    "window on a coarse grid": (C4, (2, 4), C4, (1, 2), 3, 2.0),
-    "window on a fine grid": (C4, (1, 2), C4, (2, 4), 3, 1.0),
+    "sequence to grid": (sequence(C4), (2,), C4, (2, 3), None, {}),
+    "grid to coarse grid": (C4, (2, 4), C4, (1, 2), None, {}),
+    "window on a coarse grid": (C4, (2, 4), C4, (1, 2), 3, {}),
+    "window on a fine grid": (C4, (1, 2), C4, (2, 4), 3, {}),
+    "earlier times": (sequence(C4), (4,), sequence(C4), (4,), None, {"causal": True}),
+    "last times": (sequence(C4), (4,), sequence(C4), (4,), 2, {"causal": True}),
+    "dilated window": (C4, (3, 3), C4, (3, 3), 3, {"dilation": 2}),
+    "torus": (C4, (2, 2), C4, (2, 2), None, CIRCLE),
+    "torus, window": (C4, (3, 3), C4, (3, 3), 3, CIRCLE),
+    "torus, coarse keys": (C4, (4, 4), C4, (2, 2), None, CIRCLE),
+    "torus, fine keys": (C4, (1, 1), C4, (3, 3), None, CIRCLE),
+    "torus, window on fine keys": (C4, (2, 2), C4, (4, 4), 3, CIRCLE),
+    "torus, window on coarse keys": (sequence(C4), (6,), sequence(C4), (3,), 3, CIRCLE),
+    "torus, window of other cells": (sequence(C4), (4,), sequence(C4), (6,), 3, CIRCLE),
 }
 
 
-def longest(asking, asked):
-    return float((asked - asking[:, None]).abs().max())
+def on_sets(name, encoding, modes=("own", "all")):
+    """A layer on two sets, the tensors of both, and the offsets between them."""
+    query_space, shape, key_space, key_shape, size, options = SETS[name]
+    of_grids = {"one_space": len(shape) == len(key_shape), **options}
+    if of_grids.pop("padding_mode", None):
+        of_grids["period"] = math.lcm(shape[-1], key_shape[-1])
+    types = mixed(query_space), mixed(key_space), mixed(query_space)
+    modes = dict(zip(("query", "keys"), modes, strict=True))
+    layer = drawn(GroupCrossAttention(*types, 1, size, encoding=encoding, head_fields=4, **modes, **options))
+    inputs = [random_field(t, *s, batch=1).tensor for t, s in zip(types, (shape, key_shape), strict=False)]
+    return layer, inputs, ways_between(shape, key_shape, size, **of_grids)
 
 
-@pytest.mark.sampled(8)
+def of_sets(layer, x, y):
+    return layer.plain.to_heads(x.movedim(1, -1), y.movedim(1, -1), None)
+
+
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "none"])
 @pytest.mark.parametrize("modes", [("own", "all"), ("all", "all"), ("own", "own")], ids="-".join)
 def test_values_and_gradients_are_those_of_the_formula(name, encoding, modes):
-    query_space, shape, key_space, key_shape, size, unit = SETS[name]
-    query_type, key_type = mixed(query_space), mixed(key_space)
-    options = {"encoding": encoding, "query": modes[0], "keys": modes[1], "head_fields": 4}
-    layer = drawn(GroupCrossAttention(query_type, key_type, query_type, 1, size, **options))
-    x, y = (
-        random_field(t, *s, batch=1).tensor.requires_grad_() for t, s in ((query_type, shape), (key_type, key_shape))
-    )
-    if name == "sequence to grid":
-        asking, asked = torch.zeros(2, 2, dtype=torch.float64), centred(key_shape)
-    else:
-        ratio = key_shape[1] / shape[1]
-        asking, asked = centred(shape, max(1, ratio)), centred(key_shape, max(1, 1 / ratio))
-    step = max(1, shape[-1] / key_shape[-1]) if size else 1
-    unit = unit if size else max(1.0, longest(asking, asked))
-    inside = (lambda delta: bool((delta.abs() * unit < size * step / 2).all())) if size else (lambda delta: True)
-    expected = written_out(layer, x, y, lambda i, j: (asked[j] - asking[i]) / unit, inside)
-    found = layer(GeometricTensor(x, query_type), GeometricTensor(y, key_type)).tensor
-    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
-    weight = torch.randn_like(found)
-    wanted = [x, y, *layer.parameters()]
-    gradients = [torch.autograd.grad((z * weight).sum(), wanted, allow_unused=True) for z in (found, expected)]
-    for a, b in zip(*gradients, strict=True):
-        a, b = (torch.zeros(()).double() if t is None else t for t in (a, b))
-        assert (a - b).norm() <= 1e-10 * (1 + b.norm())
+    if encoding == "rotary" and name.startswith("torus"):
+        encoding = "separable"
+    layer, (x, y), ways = on_sets(name, encoding, modes)
+    inputs = x, y = [t.requires_grad_() for t in (x, y)]
+    expected = fields_of(written_out(layer, of_sets(layer, x, y), ways), x.shape[2:])
+    outputs = by_backends(layer, GeometricTensor(x, layer.query_type), GeometricTensor(y, layer.key_type))
+    assert_formula(layer, inputs, outputs, expected)
     with torch.no_grad():
-        wrong = written_out(layer, x, y, lambda i, j: (asked[j] - asking[i]) / unit + 0.2, lambda delta: True)
-        assert encoding == "none" or (found - wrong).abs().max() > 1e-5
+        wrong = fields_of(written_out(layer, of_sets(layer, x, y), lambda i, j: ways(i, j) + 0.2), x.shape[2:])
+        assert encoding == "none" or (outputs[0] - wrong).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "key_shape"),
+    [
+        ({"stride": 2}, (2, 1), (3, 1)),
+        ({"scale_factor": 2}, (4, 2), (2, 1)),
+        ({"scale_factor": 2, **CIRCLE}, (4, 4), (2, 2)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [1, None])
+def test_outputs_elsewhere_are_those_of_the_formula(options, shape, key_shape, size):
+    fields, circular = mixed(C4), "padding_mode" in options
+    layer = drawn(GroupSelfAttention(fields, fields, 1, size, head_fields=4, **options))
+    x = random_field(fields, *key_shape, batch=1).tensor.requires_grad_()
+    q, k, v = layer.plain.to_heads(x.movedim(1, -1))
+    if "stride" in options:
+        q, between = q[:, :, ::2], ways_between(key_shape, key_shape, size)
+        ways = lambda i, j: between(2 * i, j)  # noqa: E731
+    else:
+        cells = torch.arange(math.prod(key_shape)).view(key_shape)
+        q = q[:, :, cells.repeat_interleave(2, 0).repeat_interleave(2, 1).flatten()]
+        ways = ways_between(shape, key_shape, size, period=shape[0] if circular else 0)
+    expected = fields_of(written_out(layer, (q, k, v), ways), shape)
+    assert_formula(layer, [x], by_backends(layer, GeometricTensor(x, fields)), expected)
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("sizes", [(6, 3), (3, 6), (6, 4), (3, 9), (2, 4)], ids=str)
+@pytest.mark.parametrize("size", [3, None])
+@pytest.mark.parametrize("window", ["square", "disc"])
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", "none"])
+def test_tori_of_other_sizes(sizes, size, window, encoding):
+    """Exact for the group and for all rolls that keep both grids, by every backend; without a torus, not."""
+    fields, (n, m) = mixed(D4), sizes
+    step = math.gcd(n, m)
+    options = {"head_fields": 4, "encoding": encoding, "window": window}
+    layer = drawn(GroupCrossAttention(fields, fields, fields, 1, size, **CIRCLE, **options))
+    flat = drawn(GroupCrossAttention(fields, fields, fields, 1, size, **options))
+    x, y = random_field(fields, n, n), random_field(fields, m, m)
+    rolled = [fields(t.tensor.roll((s, -2 * s), (2, 3))) for t, s in ((x, n // step), (y, m // step))]
+
+    def error_of_roll(layer):
+        expected = layer(x, y).tensor.roll((n // step, -2 * n // step), (2, 3))
+        return (layer(*rolled).tensor - expected).abs().max().item()
+
+    outputs = by_backends(layer, x, y)
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0])
+    assert error_of(layer, x, y) < TOLERANCE
+    assert error_of_roll(layer) < 1e-12
+    across = n > m if size else encoding != "none"  # whether queries at the edges see keys beyond them
+    assert not across or error_of_roll(flat) > 1e-5
+
+
+def test_a_place_spoils_only_the_windows_that_reach_it():
+    """Across the edges too, by every backend."""
+    fields = regular(C4, 1)
+    layer = drawn(GroupCrossAttention(fields, fields, fields, 1, 3, head_fields=2, **CIRCLE))
+    x, y = random_field(fields, 8, 8, batch=1), random_field(fields, 4, 4, batch=1)
+    y.tensor[..., 0, 0] = torch.nan  # between the first two queries along each axis
+    near = torch.tensor([True] * 4 + [False] * 2 + [True] * 2)  # less than one and a half keys away
+    for output in by_backends(layer, x, y):
+        assert torch.equal(output.isnan().all(1)[0], near[:, None] & near)
 
 
 def test_hidden_keys_are_not_there():
@@ -476,10 +603,10 @@ def test_programs():
     """What ``torch.export`` writes down is the same, for any number of images."""
     tokens, image = mixed(sequence(C4)), mixed(C4)
     layer = drawn(GroupCrossAttention(tokens, image, tokens, 2, head_fields=3, encoding="mlp"))
-    coarse = drawn(GroupCrossAttention(image, image, image, 2, 3, head_fields=3))
+    torus = drawn(GroupCrossAttention(image, image, image, 2, 3, head_fields=3, **CIRCLE))
     for part, x, y in (
+        (torus, random_field(image, 6, 6), random_field(image, 3, 3)),
         (layer, random_field(tokens, 4), random_field(image, 3, 3)),
-        (coarse, random_field(image, 4, 4), random_field(image, 2, 2)),
     ):
         plain, images = part.export(), torch.export.Dim("images", min=1)
         mask = torch.rand(2, *y.shape[2:]) < 0.3
@@ -664,8 +791,30 @@ def test_windows_of_sets_with_the_same_positions(space, size, options):
         later = fields(torch.cat([y.tensor[..., :3], torch.randn(2, 8, 2).double()], -1))
         same = (layer(x, later).tensor - layer(x, y).tensor).abs().amax((0, 1)) < 1e-12
         assert same.tolist() == [True, True, True, False, False]
-    with pytest.raises(ValueError, match="needed the same positions"):
-        layer(x, random_field(fields, *(10,) * space.dimensionality))
+    if "padding_mode" not in options:
+        with pytest.raises(ValueError, match="needed the same positions"):
+            layer(x, random_field(fields, *(10,) * space.dimensionality))
+
+
+def test_tori_that_do_not_fit():
+    fields = regular(C4, 1)
+    for options, sizes, message in (
+        ({"spacing": 2}, (8, 6), "spacing: got tori of sides"),
+        ({}, (8, 3), None),
+        ({}, (8, 2), "kernel_size: 3 reaches around"),
+        ({}, (17, 18), "keys: got grids of"),
+    ):
+        layer = GroupCrossAttention(fields, fields, fields, 1, 3, **CIRCLE, **options).double()
+        x, y = (random_field(fields, n, n) for n in sizes)
+        if message is None:
+            assert layer(x, y).shape == x.shape
+            continue
+        with pytest.raises(ValueError, match=message):
+            layer(x, y)
+    for space, encoding, message in ((D6, "mlp", "padding_mode: got"), (C4, "rotary", "encoding: got")):
+        fields = regular(space, 1)
+        with pytest.raises(ValueError, match=message):
+            GroupCrossAttention(fields, fields, fields, 1, 3, head_fields=4, encoding=encoding, **CIRCLE)
 
 
 def test_points_of_one_set_are_point_self_attention():
@@ -706,24 +855,6 @@ def test_clouds_of_points_are_apart(encoding):
     torch.testing.assert_close(together[batch == 1], alone)
 
 
-def test_values_and_gradients_between_points_are_those_of_the_formula():
-    fields = mixed(C4)
-    x, y = points_of(fields, 2), points_of(fields, 3, 1)
-    layer = drawn(GroupCrossAttention(fields, fields, fields, head_fields=4, length_scale=1.3))
-    inputs = [t.clone().requires_grad_() for t in (x.tensor, y.tensor, x.coords, y.coords)]
-    a, b, p, r = inputs
-    found = layer(GeometricTensor(a, fields, p), GeometricTensor(b, fields, r)).tensor
-    of_sets = (t.T.unsqueeze(0) for t in (a, b))
-    expected = written_out(layer, *of_sets, lambda i, j: (r[j] - p[i]) / 1.3).squeeze(0).T
-    torch.testing.assert_close(found, expected)
-    weight = torch.randn_like(found)
-    for one, other in zip(*(torch.autograd.grad((t * weight).sum(), inputs) for t in (found, expected)), strict=True):
-        torch.testing.assert_close(one, other)
-    moved = GeometricTensor(a, fields, p + 1), GeometricTensor(b, fields, r + 1)
-    torch.testing.assert_close(layer(*moved).tensor, found)
-    assert (layer(moved[0], GeometricTensor(b, fields, r)).tensor - found).abs().max() > 1e-4
-
-
 NEAR = {
     "radius": {"radius": 1.2},
     "cutoff": {"radius": 1.2, "cutoff": True},
@@ -742,6 +873,46 @@ def as_edges(x, y, radius=None, num_neighbours=None, cutoff=False, period=None):
     if num_neighbours is not None:
         seen &= distance.argsort(1).argsort(1) < num_neighbours
     return seen.nonzero().T.flip(0)
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("name", [*NEAR, "all", "edges", "grid of keys"])
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "none"])
+@pytest.mark.parametrize("modes", [("own", "all"), ("all", "all"), ("own", "own")], ids="-".join)
+def test_values_and_gradients_between_points_are_those_of_the_formula(name, encoding, modes):
+    fields, options = mixed(C4), NEAR.get(name, {})
+    if "period" in options and encoding == "rotary":
+        encoding = "separable"
+    x, y = points_of(fields, 2), points_of(fields, 4, 1)
+    inputs = a, b, p, r = [t.clone().requires_grad_() for t in (x.tensor, y.tensor, x.coords, y.coords)]
+    given = {"edge_index": torch.tensor([[0, 2, 3], [0, 0, 0]])} if name == "edges" else {}
+    keys = GeometricTensor(b, fields, r)
+    if name == "grid of keys":
+        keys, r, options = fields(b.T.reshape(1, -1, 2, 2)), centred((2, 2)), {"kernel_size": 3}
+        seen = torch.stack([(r - place).abs().amax(1) < 1.5 for place in p])
+    else:
+        edges = given.get("edge_index", as_edges(x, y, **options))
+        seen = torch.zeros(2, 4, dtype=torch.bool).index_put((edges[1], edges[0]), torch.tensor(True))
+    options = {"length_scale": 1.3, "query": modes[0], "keys": modes[1], **options}
+    layer = drawn(GroupCrossAttention(fields, fields, fields, head_fields=4, encoding=encoding, **options))
+    period, cutoff = options.get("period"), layer.plain.cutoff
+
+    def offset(i, j):
+        delta = r[j] - p[i]
+        return delta if period is None else delta - period * (delta / period).round()
+
+    def envelope(i, j):
+        return 1.0 if cutoff is None else cutoff.function(offset(i, j).norm() / cutoff.radius)
+
+    def expected(turn=0.0):
+        ways = lambda i, j: (offset(i, j)[None] + turn)[: int(seen[i, j])] / 1.3  # noqa: E731
+        return written_out(layer, of_sets(layer, a.T[None], b.T[None]), ways, envelope).squeeze(0)
+
+    wanted = inputs[:3] if name == "grid of keys" else inputs
+    sets = GeometricTensor(a, fields, p), keys
+    outputs = by_backends(layer, *sets, backends=("reference", "neighbours", "auto"), **given)
+    assert_formula(layer, wanted, outputs, expected())
+    assert encoding == "none" or (outputs[0] - expected(0.2)).abs().max() > 1e-5
 
 
 @pytest.mark.parametrize("name", NEAR)
