@@ -18,6 +18,7 @@ from tests import spaces
 
 C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
 SO2, SO3, ON_R3 = gspaces.rot2dOnR2(-1), gspaces.rot3dOnR3(), gspaces.rot2dOnR3(3)
+TOKENS = ea.sequence_space(D4.fibergroup)
 FIELDS, SCALARS, SCALES = spaces.regular(D4, 2), spaces.scalars(D4, 2), ea.Scales(2, 2)
 EDGES = torch.tensor([[0, 1, 2, 2, 4, 5, 6, 7, 8, 1], [1, 2, 0, 3, 5, 6, 7, 8, 4, 1]])
 BATCH = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
@@ -28,14 +29,34 @@ MASK = torch.tensor([True, True, True, False, True, True, True, False, True])
 
 @dataclass(frozen=True)
 class Case:
-    """A module, the shape of its features, and what else it takes."""
+    """A module, the shape of its features, and what else it takes.
+
+    Attributes:
+        make: makes it.
+        shape: ``(B, *space)`` of its features, or ``(N,)`` of queries at points.
+        keys: those of a second set of features, of a module on two sets.
+        arguments: what else it takes.
+        points: whether it is for 9 points, on the unit sphere where ``unit`` holds.
+        training: whether it is in training mode.
+    """
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...] = (2, 9, 9)
+    keys: tuple[int, ...] = ()
     arguments: dict[str, Any] = field(default_factory=dict)
     points: bool = False
     unit: bool = False
     training: bool = False
+
+    @property
+    def on_grids(self) -> bool:
+        """Whether all features are on grids."""
+        return not self.points and 1 not in (len(self.shape), len(self.keys))
+
+    @property
+    def on_one_plane(self) -> bool:
+        """Whether images are all that it takes."""
+        return self.on_grids and not self.keys and not self.arguments and len(self.shape) == 3
 
     def drawn(self) -> nn.Module:
         """The module in float64, with weights that are all in use."""
@@ -50,7 +71,7 @@ class Case:
         return module
 
     def inputs(self, module: nn.Module, device: str = "cpu", dtype: torch.dtype = torch.float64) -> list[Tensor]:
-        """Tensors that the module has gradients for: features, or features and coordinates."""
+        """Tensors that the module has gradients for: features, those at points with coordinates; of keys behind."""
         generator = torch.Generator().manual_seed(1)
 
         def drawn(*shape: int) -> Tensor:
@@ -62,16 +83,47 @@ class Case:
             features, coords = drawn(9, module.in_type.size), drawn(9, module.in_type.gspace.dimensionality)
             found = [features, coords / coords.norm(dim=1, keepdim=True) if self.unit else coords]
         else:
-            found = [drawn(self.shape[0], module.in_type.size, *self.shape[1:])]
+            found = []
+            for of_type, shape in ((module.in_type, self.shape), (getattr(module, "key_type", None), self.keys)):
+                found += [drawn(shape[0], of_type.size, *shape[1:])] if shape else []
+                found += [drawn(*shape, of_type.gspace.dimensionality)] if len(shape) == 1 else []
         return [t.to(device, dtype) for t in found]
 
     def output(self, module: nn.Module, *inputs: Tensor) -> Tensor:
         """The output of the module for such tensors, with the other arguments in their precision, on their device."""
-        arguments = {name: there(value, inputs[0]) for name, value in self.arguments.items()}
-        if not isinstance(module, models.HamiltonianNetwork):
+        like = inputs[0]
+        if self.keys:
+            sets = zip((module.in_type, module.key_type), self._of_sets(inputs), strict=True)
+            inputs = tuple(GeometricTensor(x, of_type, *coords) for of_type, (x, *coords) in sets)
+        elif not isinstance(module, models.HamiltonianNetwork):
             inputs = (GeometricTensor(inputs[0], module.in_type, *inputs[1:]),)
-        out = module(*inputs, **arguments)
+        out = module(*inputs, **self.named(like))
         return out.tensor if isinstance(out, GeometricTensor) else out
+
+    def exported(self, plain: nn.Module, *inputs: Tensor) -> Tensor:
+        """The output of what the module is exported to."""
+        named = self.named(inputs[0])
+        if self.keys:
+            names = ("queries", "query_coords"), ("keys", "key_coords")
+            for some, tensors in zip(names, self._of_sets(inputs), strict=True):
+                named |= dict(zip(some, tensors, strict=False))
+            inputs = ()
+        return plain(*inputs, **named)
+
+    def named(self, like: Tensor) -> dict[str, Any]:
+        """The other arguments, in the precision and on the device of a tensor."""
+
+        def there(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
+
+        return {name: there(value) for name, value in self.arguments.items()}
+
+    def _of_sets(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Those of queries, and those of keys."""
+        number = 2 if len(self.shape) == 1 else 1
+        return inputs[:number], inputs[number:]
 
 
 def drawn(module: nn.Module) -> nn.Module:
@@ -81,13 +133,6 @@ def drawn(module: nn.Module) -> nn.Module:
         for parameter in module.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return module.double().eval()
-
-
-def there(value: Any, like: Tensor) -> Any:
-    """An argument in the precision and on the device of a tensor."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
 
 
 def on_points(make: Callable[[], nn.Module], unit: bool = False, **arguments: Any) -> Case:
@@ -108,6 +153,11 @@ def vectors(space: Any) -> FieldType:
 
 def attention(encoding: Any = None, size: int | None = 3, **options: Any):
     return lambda: ea.GroupSelfAttention(spaces.mixed(D4), FIELDS, 2, size, head_fields=3, encoding=encoding, **options)
+
+
+def between(query_space: Any, key_space: Any, size: int | None = None, **options: Any):
+    types = spaces.mixed(query_space), spaces.mixed(key_space), spaces.regular(query_space, 2)
+    return lambda: ea.GroupCrossAttention(*types, 2, size, head_fields=3, **options)
 
 
 def from_convolution() -> nn.Module:
@@ -153,7 +203,40 @@ CASES = {
     "FieldLayerNorm, poses": Case(lambda: ea.FieldLayerNorm(FIELDS, "pose", kind="rms")),
     "FieldBatchNorm": Case(lambda: ea.FieldBatchNorm(spaces.mixed(D4))),
     "FieldLinear": Case(lambda: ea.FieldLinear(spaces.mixed(D4), FIELDS)),
+    "GroupCrossAttention, coarse keys": Case(between(D4, D4, 3), shape=(2, 4, 4), keys=(2, 2, 2)),
+    "GroupCrossAttention, fine keys": Case(
+        between(D4, D4, encoding=ea.FourierEncoding(4), query="all"), shape=(2, 2, 2), keys=(2, 4, 4)
+    ),
+    "GroupCrossAttention, torus": Case(between(D4, D4, 3, padding_mode="circular"), shape=(2, 6, 6), keys=(2, 3, 3)),
+    "GroupCrossAttention, causal": Case(between(TOKENS, TOKENS, 2, causal=True), shape=(2, 5), keys=(2, 5)),
+    "GroupCrossAttention, sequence to grid": Case(
+        between(TOKENS, D4, encoding="mlp", registers=2), shape=(2, 3), keys=(2, 4, 4)
+    ),
+    "GroupCrossAttention, sequence to points": Case(
+        between(TOKENS, D4, encoding="mlp"), shape=(2, 3), keys=(9,), arguments={"key_batch": BATCH}
+    ),
+    "GroupCrossAttention, points to grid": Case(
+        between(D4, D4, 3, encoding="separable"), shape=(9,), keys=(2, 3, 3), arguments={"query_batch": BATCH}
+    ),
+    "GroupCrossAttention, grid to points": Case(
+        between(D4, D4, encoding="rotary", num_neighbours=3), shape=(2, 3, 3), keys=(9,), arguments={"key_batch": BATCH}
+    ),
+    "GroupCrossAttention, points": Case(
+        between(D4, D4, radius=1.5, cutoff=True), shape=(5,), keys=(9,), arguments={"key_padding_mask": ~MASK}
+    ),
+    "GroupCrossAttention, period": Case(between(D4, D4, period=3.0), shape=(5,), keys=(9,)),
+    "GroupCrossAttention, edges": Case(
+        between(D4, D4, qk_norm=True), shape=(9,), keys=(9,), arguments={"edge_index": EDGES}
+    ),
     "GroupSelfAttention": Case(attention()),
+    "GroupSelfAttention, causal": Case(
+        lambda: ea.GroupSelfAttention(spaces.mixed(TOKENS), spaces.mixed(TOKENS), 2, 3, head_fields=3, causal=True),
+        shape=(2, 7),
+    ),
+    "GroupSelfAttention, dilated": Case(attention(dilation=2), shape=(2, 7, 7)),
+    "GroupSelfAttention, torus": Case(attention(padding_mode="circular"), shape=(2, 5, 5)),
+    "GroupSelfAttention, stride": Case(attention(stride=2), shape=(2, 5, 5)),
+    "GroupSelfAttention, scale factor": Case(attention(scale_factor=2), shape=(2, 4, 4)),
     "GroupSelfAttention, shared": Case(attention(keys="own", shared_scores=True)),
     "GroupSelfAttention, registers": Case(attention(registers=2)),
     "GroupSelfAttention, normalised": Case(attention(qk_norm=True)),

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from escnn_attention import PairKernel, PointSelfAttention
-from tests.layers import CASES, FIELDS, there
+from tests.layers import CASES, FIELDS
 from tests.test_modes import BACKENDS, compute_by, served
 
 Function = Callable[..., Tensor]
@@ -79,8 +79,7 @@ def test_exports(name):
     case = CASES[name]
     module = case.drawn()
     inputs, plain = case.inputs(module), copy.deepcopy(module).export()
-    arguments = {key: there(value, inputs[0]) for key, value in case.arguments.items()}
-    check(lambda *x: plain(*x, **arguments), inputs, list(plain.parameters()))
+    check(lambda *x: case.exported(plain, *x), inputs, list(plain.parameters()))
 
 
 @pytest.mark.exhaustive

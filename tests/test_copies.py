@@ -6,10 +6,10 @@ import pickle
 
 import pytest
 import torch
-from escnn.nn import GeometricTensor, R2Conv
+from escnn.nn import R2Conv
 
 from escnn_attention.models import HamiltonianNetwork
-from tests.layers import CASES, Case, there
+from tests.layers import CASES, Case
 
 EXPORTED = [name for name, case in CASES.items() if not case.training and name != "HamiltonianNetwork"]
 
@@ -45,11 +45,6 @@ def of_state(module: torch.nn.Module, case: Case) -> torch.nn.Module:
     return new
 
 
-def arguments(case: Case) -> dict:
-    """The other arguments of a case, in the precision of its features."""
-    return {name: there(value, torch.empty(0, dtype=torch.float64)) for name, value in case.arguments.items()}
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("way", [copy.deepcopy, pickled, saved, of_state])
 @pytest.mark.parametrize("name", CASES)
@@ -75,7 +70,7 @@ def test_exports_compute_the_same_and_hold_no_module_of_escnn(name):
     assert not exported.training
     assert not module.training  # escnn's convention
     assert not any(type(part).__module__.startswith("escnn.") for part in exported.modules())
-    torch.testing.assert_close(exported(*case.inputs(module), **arguments(case)), output(case, module.eval()))
+    torch.testing.assert_close(case.exported(exported, *case.inputs(module)), output(case, module.eval()))
 
 
 @pytest.mark.sampled
@@ -86,5 +81,4 @@ def test_shapes_are_known_before(name):
     assert not isinstance(module, HamiltonianNetwork)
     torch.manual_seed(2)
     x = case.inputs(module)
-    y = module(GeometricTensor(x[0], module.in_type, *x[1:]), **arguments(case))
-    assert module.evaluate_output_shape(tuple(x[0].shape)) == tuple(y.shape)
+    assert module.evaluate_output_shape(tuple(x[0].shape)) == tuple(case.output(module, *x).shape)

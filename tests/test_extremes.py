@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from escnn_attention import functional
 from tests.layers import CASES, Case
 
-ON_GRIDS = {name: case for name, case in CASES.items() if not case.points and not case.arguments}
+ON_GRIDS = {name: case for name, case in CASES.items() if case.on_one_plane}
 ONE_BY_ONE = (
     "DropPath",
     "FieldBatchNorm",

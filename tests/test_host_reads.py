@@ -17,7 +17,7 @@ class Refused(HostReads):
         return t.dim() > 0 or t.is_floating_point()
 
 
-GRIDS = [name for name, case in CASES.items() if not case.points and name != "HamiltonianNetwork"]
+GRIDS = [name for name, case in CASES.items() if case.on_grids and name != "HamiltonianNetwork"]
 
 
 def reads_of(module: torch.nn.Module, name: str, backend: str) -> set[int]:

@@ -300,7 +300,9 @@ class GroupCrossAttention(EquivariantModule):
         return self.plain.attention_maps((x, y, z), flat, pose_indices(poses, self.space, self.samples), mask)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for queries of this shape."""
+        """The shape of the output for queries of this shape, on a grid or at points."""
+        if len(input_shape) == 2 and input_shape[1] == self.query_type.size:
+            return (input_shape[0], self.out_type.size)
         batch, _, *space = check_shape(input_shape, self.query_type, type(self).__name__)
         return (batch, self.out_type.size, *space)
 

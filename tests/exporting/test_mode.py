@@ -18,10 +18,10 @@ from escnn_attention.exporting import loops
 from escnn_attention.exporting.mode import exporting
 from escnn_attention.models import compile_package
 from tests import spaces
-from tests.layers import C4, CASES, Case, there
+from tests.layers import C4, CASES, Case
 from tests.packages import NEEDS_LOOPS, operators, write_down
 
-ON_GRIDS = [name for name, case in CASES.items() if not case.points and not case.arguments]
+ON_GRIDS = [name for name, case in CASES.items() if case.on_one_plane]
 
 
 def mixed() -> nn.Module:
@@ -139,7 +139,7 @@ def test_who_sees_whom_is_written_down(options, written_down, monkeypatch):
 def on_points(case: Case, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, list[Tensor], dict[str, Tensor]]:
     module = case.drawn().to(dtype)
     inputs = case.inputs(module, dtype=dtype)
-    return module.export(), inputs, {name: there(value, inputs[0]) for name, value in case.arguments.items()}
+    return module.export(), inputs, case.named(inputs[0])
 
 
 def program_of_points(plain: nn.Module, inputs: list[Tensor], named: dict[str, Tensor]) -> ExportedProgram:
