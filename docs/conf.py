@@ -47,6 +47,12 @@ html_favicon = "_static/logo.svg"
 html_theme_options = {"navigation_with_keys": True, "sidebar_hide_name": False}
 
 
+def _is_made_in(module, name, value):
+    if getattr(value, "__module__", None) != module.__name__ or name.startswith("_"):
+        return False
+    return callable(value) and not hasattr(value, "_fields")  # fields of named tuples have the same names
+
+
 def write_internals(app):
     """Write ``api/internals.rst``: every module of these folders with what no other page of the API describes."""
     folder = Path(__file__).parent / "api"
@@ -61,7 +67,8 @@ def write_internals(app):
             if found.ispkg or "_kernels" in found.name or f"automodule:: {found.name}\n" in written:
                 continue
             module = importlib.import_module(found.name)
-            names = [name for name in getattr(module, "__all__", ()) if name not in described]
+            made_here = [name for name, value in vars(module).items() if _is_made_in(module, name, value)]
+            names = [name for name in made_here if name not in described]
             if room == "functional":  # whose classes have the same names in several modules
                 names = [name for name in names if not isinstance(getattr(module, name), type)]
             members = f"   :members: {', '.join(names)}" if names else "   :no-members:"

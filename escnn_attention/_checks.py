@@ -7,19 +7,6 @@ from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
-__all__ = [
-    "check_bool",
-    "check_grid",
-    "check_int",
-    "check_ints",
-    "check_length",
-    "check_option",
-    "check_probability",
-    "check_sequence",
-    "check_unused",
-    "reason_of",
-]
-
 
 def check_grid(space: Sequence[int]) -> None:
     """A grid, of the shape ``space`` of features, has at least one position along each axis."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["working_precision"]
-
 
 def working_precision(dtype: torch.dtype) -> torch.dtype:
     """The precision in which scores and phases are worked out: at least single."""

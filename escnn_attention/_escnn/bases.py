@@ -23,8 +23,6 @@ from escnn.nn.modules.conv.rd_convolution import _RdConv
 from escnn.nn.modules.conv.rd_transposed_convolution import _RdConvTransposed
 from torch import Tensor, nn
 
-__all__ = ["register"]
-
 _ROUNDING = 1e-5  # of a basis in float32
 
 

@@ -16,8 +16,6 @@ import torch
 from escnn.nn import EquivariantModule
 from escnn.nn.modules.basismanager.basisexpansion_singleblock import SingleBlockBasisExpansion
 
-__all__ = ["derived_buffers", "register"]
-
 _DERIVED = ("filter", "matrix", "expanded_bias")
 _EXPANSIONS = ("expand_parameters", "expand_bias")
 

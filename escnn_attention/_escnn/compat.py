@@ -29,8 +29,6 @@ from joblib.memory import MemorizedFunc
 
 from escnn_attention._escnn.lie_learn import import_escnn
 
-__all__ = ["apply"]
-
 
 def apply() -> None:
     """Import escnn, with or without lie_learn, and let it compute its bases with scipy, quietly, and remember them.

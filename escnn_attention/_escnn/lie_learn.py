@@ -19,8 +19,6 @@ from types import ModuleType
 import numpy as np
 from numpy.polynomial.legendre import leggauss
 
-__all__ = ["import_escnn", "is_usable", "latitudes", "wigner_D_matrix"]
-
 _WIGNER = "lie_learn.representations.SO3.wigner_d"
 _SPHERE, _ROTATIONS = "lie_learn.spaces.S2", "lie_learn.spaces.S3"
 

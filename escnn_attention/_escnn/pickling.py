@@ -16,8 +16,6 @@ import numpy as np
 from escnn.gspaces import GSpace0D, GSpace2D, GSpace3D
 from escnn.nn import FieldType
 
-__all__ = ["register"]
-
 _GROUPS = (
     *(eg.CyclicGroup, eg.DihedralGroup, eg.SO2, eg.O2, eg.SO3, eg.O3, eg.Icosahedral, eg.Octahedral),
     eg.directproduct.DirectProductGroup,

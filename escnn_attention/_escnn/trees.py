@@ -15,8 +15,6 @@ from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 from torch.utils import _pytree
 
-__all__ = ["register"]
-
 
 def register() -> None:
     """Register GeometricTensors. Called when :mod:`escnn_attention` is imported; calling it again changes nothing."""

@@ -20,8 +20,6 @@ from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import PairBias, PairTables
 from escnn_attention.geometry.orbits import Orbits
 
-__all__ = ["Encoding", "Form", "Needs", "NoEncoding", "coordinate_mlp", "last_linear", "spread_offsets"]
-
 Form = Literal["offsets", "features", "waves"]
 """A form of a function of the offset: its values, features with a linear readout, or waves with a linear readout."""
 

@@ -15,8 +15,6 @@ from escnn_attention.functional.points.bias import PairBias, PairScores, PairTab
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
 
-__all__ = ["EncodingBias", "FromAllPoses", "Offers", "positional_bias"]
-
 
 class Offers(Protocol):
     """The part of :class:`~escnn_attention.encodings.Encoding`, with the same names, of which biases are made."""

@@ -15,8 +15,6 @@ from escnn_attention._checks import check_int, check_length
 from escnn_attention.encodings.base import Encoding, NoEncoding
 from escnn_attention.encodings.quadratic import check_sharpness
 
-__all__ = ["ConvolutionalEncoding"]
-
 _MOST = 1e6  # With this sharpness all other keys have weight zero in any precision.
 
 

@@ -12,8 +12,6 @@ from escnn_attention._checks import check_bool, check_int
 from escnn_attention.encodings.base import Encoding, Needs
 from escnn_attention.functional.call import Normalization
 
-__all__ = ["FourierEncoding", "FrequencyEncoding", "RotaryEncoding"]
-
 
 class FrequencyEncoding(Encoding):
     """Base class of the encodings by frequencies, with their options and the frequencies themselves."""

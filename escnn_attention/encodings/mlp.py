@@ -13,8 +13,6 @@ from torch.nn import Parameter
 from escnn_attention._checks import check_int
 from escnn_attention.encodings.base import Encoding, Form, coordinate_mlp, last_linear
 
-__all__ = ["AbsoluteEncoding", "MLPEncoding", "SeparableEncoding"]
-
 
 class MLPEncoding(Encoding):
     r""":math:`\rho(\delta, p) = \mathrm{MLP}(\delta) + E[p]`, the encoding of GSA-Nets and the default of the layers.

@@ -7,9 +7,6 @@ from escnn_attention.encodings.convolutional import ConvolutionalEncoding
 from escnn_attention.encodings.frequencies import FourierEncoding, RotaryEncoding
 from escnn_attention.encodings.mlp import AbsoluteEncoding, MLPEncoding, SeparableEncoding
 
-__all__ = ["as_encoding"]
-
-
 _NAMES: dict[str, type[Encoding]] = {
     "mlp": MLPEncoding,
     "separable": SeparableEncoding,

@@ -24,9 +24,6 @@ from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import Halves, PairBias, PairScores, PairTables, in_rows, products
 from escnn_attention.functional.points.pair_mlp import pair_mlp
 
-__all__ = ["Combination", "Content", "Location", "PairKernel"]
-
-
 Content = Literal["dot", "concat", "none"]
 Location = Literal["mlp", "raw", "none"]
 Combination = Literal["sum", "product", "mlp"]

@@ -13,8 +13,6 @@ from torch.nn import Parameter
 from escnn_attention._checks import check_length
 from escnn_attention.encodings.base import Encoding, spread_offsets
 
-__all__ = ["QuadraticEncoding", "check_sharpness"]
-
 _MOST = 1e30  # With it products with channels and offsets are finite in single precision.
 
 

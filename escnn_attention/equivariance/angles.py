@@ -21,16 +21,6 @@ from escnn_attention._checks import check_int
 from escnn_attention.equivariance.inspection import evaluating, find_layer, gspace_of, watch
 from escnn_attention.groups.fibers import Fibers, fibers, is_pointwise
 
-__all__ = [
-    "EquivarianceErrors",
-    "equivariance_errors",
-    "grid_coordinates",
-    "rotate_images",
-    "rotations_of",
-    "smooth_images",
-]
-
-
 DISC = 0.8  # of half the grid: every rotation keeps this disc on the grid, with some margin
 
 _IMAGES = 4

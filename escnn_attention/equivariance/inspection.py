@@ -11,18 +11,6 @@ from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
-__all__ = [
-    "AttentionLayer",
-    "attention_layers",
-    "evaluating",
-    "find_attention",
-    "find_layer",
-    "find_layers",
-    "gspace_of",
-    "on_fields",
-    "watch",
-]
-
 _LISTED = 12  # names in an error message
 
 

@@ -17,22 +17,6 @@ from scipy.ndimage import gaussian_filter
 
 from escnn_attention.groups.fibers import is_signed_permutation
 
-__all__ = [
-    "EquivarianceReport",
-    "EquivarianceRow",
-    "assert_equivariant",
-    "convolution_beside",
-    "elements_of",
-    "equivariance_report",
-    "features_of_pairs",
-    "features_on_grid",
-    "features_on_points",
-    "inner_layers",
-    "layers_of",
-    "maps_grid",
-]
-
-
 WHOLE = "whole module"
 
 

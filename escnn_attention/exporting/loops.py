@@ -8,8 +8,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-__all__ = ["name_sizes_apart", "while_loop", "why_no_loops"]
-
 _OLDEST = "2.13"
 """The version of PyTorch whose loops have gradients, and use tensors of sizes that are only known when they run."""
 

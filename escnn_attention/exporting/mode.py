@@ -13,8 +13,6 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 
-__all__ = ["exporting", "for_package", "in_packages", "in_programs", "packaging", "refuse_scripting"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _for_package = False  # of the process: Dynamo, which follows what is in a loop, reads no context variable

@@ -26,8 +26,6 @@ from torch import Tensor
 from escnn_attention.exporting.mode import for_package
 from escnn_attention.exporting.packaged import linked, why_not_linked
 
-__all__ = ["compile_package", "exported", "exported_parts", "on_tensors"]
-
 _T = TypeVar("_T")
 
 

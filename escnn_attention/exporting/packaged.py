@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-__all__ = ["PackagedLoop", "linked", "why_not_linked"]
-
 SOURCE = Path(__file__).with_name("packaged.cpp")
 
 _SCHEMA = "(Tensor?[] tensors, SymInt[] integers, float[] numbers, SymInt[] shape) -> Tensor"

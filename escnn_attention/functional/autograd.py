@@ -21,8 +21,6 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from escnn_attention.exporting.mode import exporting, packaging
 
-__all__ = ["Operator", "Passes", "exactly", "is_transformed", "needs_operators", "recompute"]
-
 Arguments = TypeVar("Arguments", bound=tuple)  # type: ignore[type-arg]
 
 # The types of the fields of a named tuple, in the schema of an operator.

@@ -9,8 +9,6 @@ from typing import Literal
 
 from torch import Tensor
 
-__all__ = ["Call", "KeyMode", "Normalization", "QueryMode"]
-
 QueryMode = Literal["own", "all"]
 KeyMode = Literal["all", "own"]
 Normalization = Literal["softmax", "count"]

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["from_copies", "from_copies_plainly", "to_copies", "to_copies_plainly", "weight_gradients"]
-
 # An irrep of m components over its endomorphism algebra stands K times in the features, and d times in each of F
 # regular fields. Features are a matrix (m, K, N) for each irrep, at N positions, with any strides. Regular fields are
 # one tensor: irrep by irrep, component by component, the d copies, each (F, N), or (N, F) where ``by_position``.

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["LAYOUT", "Versioned", "without_prefix"]
-
 LAYOUT = 1
 """The layout that the documentation describes ("Porting weights"); older state dicts say the same, or nothing."""
 

@@ -13,18 +13,6 @@ from torch import Tensor
 from escnn_attention.exporting.mode import in_packages
 from escnn_attention.functional.autograd import needs_operators
 
-__all__ = [
-    "Columns",
-    "add_columns",
-    "add_to_each",
-    "gather_columns",
-    "grouped_linear",
-    "grouped_linear_transpose",
-    "in_groups",
-    "matmul",
-    "of_one_precision",
-]
-
 # Rows that fill no vector register are slow to make.
 _NARROW = 16
 

@@ -11,8 +11,6 @@ import torch
 
 from escnn_attention.functional.call import Call
 
-__all__ = ["chunk_size", "explain_shortage", "refuse_the_impossible", "working_memory"]
-
 _limit: int | None = None
 
 

@@ -13,8 +13,6 @@ from escnn_attention.exporting.mode import exporting, packaging
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import explain_shortage
 
-__all__ = ["Backend", "Registry"]
-
 _C = TypeVar("_C", bound=Call)
 
 

@@ -13,8 +13,6 @@ from torch import Tensor
 from escnn_attention.functional.autograd import Operator, Passes, needs_operators
 from escnn_attention.functional.grid.triton import why_not_run
 
-__all__ = ["rotate"]
-
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:
     """Rotate pairs of channels, the first F with the second F of ``x``, by ``angle`` ``(..., F)``.

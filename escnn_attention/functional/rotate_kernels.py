@@ -6,8 +6,6 @@ A row is a vector of channels; its number is that of five axes, along which ever
 import triton
 import triton.language as tl
 
-__all__ = ["rotate", "rotate_back"]
-
 
 @triton.jit
 def _at(r, n1, n2, n3, n4, s0, s1, s2, s3, s4):

@@ -14,8 +14,6 @@ from torch import Tensor
 from escnn_attention.exporting.loops import name_sizes_apart
 from escnn_attention.geometry.neighbours import Chunk, Neighbourhood, stretches, where
 
-__all__ = ["Rows", "all_at_once", "pairs_at_once"]
-
 _LEAST = 2
 """The length of the shortest groups: AOTInductor has to know that no axis has length 1, which it could expand."""
 

@@ -21,8 +21,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from escnn_attention.exporting.mode import exporting
 
-__all__ = ["cached", "constant_result", "constant_tables", "kept", "shared_geometry"]
-
 _T = TypeVar("_T")
 
 _MOST_BYTES = 2**25

@@ -22,8 +22,6 @@ from escnn_attention.geometry.windows import (
     shape_of,
 )
 
-__all__ = ["Grid", "check_around", "kept_grid", "mean_of", "shortest_steps", "steps_within", "trimmed"]
-
 
 class Grid:
     r"""The positions of an image or volume, of a tensor of shape ``(..., *shape)``.

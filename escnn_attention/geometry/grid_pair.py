@@ -14,8 +14,6 @@ from escnn_attention.geometry.grid import Grid, check_around, mean_of, shortest_
 from escnn_attention.geometry.lattice import SharedRows, everything, indices, longest_square, ravel, to_space
 from escnn_attention.geometry.windows import Blocks, WindowShape, is_circular
 
-__all__ = ["GridPair", "cell_of", "cell_tables"]
-
 
 class GridPair:
     """The offsets between the positions of two grids that share their centre.

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from escnn_attention.geometry.windows import Blocks, WindowShape, form_of
 
-__all__ = ["ComputedRows", "SharedRows", "everything", "indices", "longest_square", "ravel", "to_space"]
-
 
 @dataclass(frozen=True, eq=False)
 class SharedRows(Blocks):

@@ -24,21 +24,6 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from escnn_attention._precision import working_precision
 from escnn_attention.geometry.cache import constant_tables
 
-__all__ = [
-    "Chunk",
-    "CloudPairs",
-    "Lists",
-    "Neighbourhood",
-    "Neighbours",
-    "WholeClouds",
-    "largest_step",
-    "nearest_image",
-    "numbers_if_one",
-    "numbers_of",
-    "stretches",
-    "where",
-]
-
 
 class Chunk(NamedTuple):
     """Groups of queries that see the same keys; -1 fills up.

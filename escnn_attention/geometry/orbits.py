@@ -11,8 +11,6 @@ from torch import Tensor
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window, shape_of
 
-__all__ = ["Orbits", "Views", "orbit_places", "orbits_of"]
-
 
 def orbits_of(points: Tensor, action: np.ndarray) -> tuple[Tensor, Tensor]:
     """The first point of each orbit under a group, and the order of its stabiliser.

@@ -13,16 +13,6 @@ from escnn_attention.geometry.at_once import all_at_once, pairs_at_once
 from escnn_attention.geometry.cache import cached, kept
 from escnn_attention.geometry.neighbours import Chunk, Lists, Neighbourhood, Neighbours, WholeClouds, stretches, where
 
-__all__ = [
-    "PointLayer",
-    "Points",
-    "among",
-    "features_of_shown",
-    "pair_rows",
-    "ranks",
-    "where_present",
-]
-
 
 class Points:
     """Points of clouds that lie end to end, and which keys each of them sees.

@@ -24,23 +24,6 @@ from torch import Tensor
 from escnn_attention._checks import check_length, check_option, check_sequence
 from escnn_attention.geometry.neighbours import nearest_image
 
-__all__ = [
-    "MOTION_SIZES",
-    "LiftedMotion",
-    "LogMotion",
-    "LogPolar",
-    "Offset",
-    "Pair",
-    "Relation",
-    "dim_of_motions",
-    "inverse_of_v",
-    "periods_of",
-    "product",
-    "quotient",
-    "rotate",
-    "rotation_vector",
-]
-
 
 class Relation(ABC):
     """Base class: a function of the positions of the query and of the key, both in the frame of one pose.

@@ -15,7 +15,6 @@ from escnn_attention.geometry.cache import kept
 if TYPE_CHECKING:
     from escnn_attention._escnn.types import FieldType, GeometricTensor
 
-__all__ = ["SphereGrid"]
 
 GridKind = Literal["equiangular", "Clenshaw-Curtis", "Gauss-Legendre"]
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-__all__ = ["Blocks", "Window", "WindowShape", "form_of", "is_causal", "is_circular", "shape_of"]
-
 WindowShape = str
 """``"square"``, ``"disc"``, or ``"disc m"``, behind the words ``"causal"`` and ``"circular"`` where these hold.
 

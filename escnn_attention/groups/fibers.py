@@ -22,23 +22,6 @@ from escnn_attention._escnn.types import FieldType
 from escnn_attention.groups.representations import band, degrees_of_freedom, faithful, matrices_of
 from escnn_attention.groups.samples import Samples, generic_samples, relative_features, sampled
 
-__all__ = [
-    "Fibers",
-    "FrameSegment",
-    "IrrepCopies",
-    "columns_of",
-    "count_irreps",
-    "fibers",
-    "frames",
-    "generic_fibers",
-    "invariant_vectors",
-    "is_pointwise",
-    "is_regular",
-    "mass",
-    "regular_fields",
-]
-
-
 _Result = TypeVar("_Result")
 
 

@@ -14,8 +14,6 @@ from escnn_attention.groups.fibers import Fibers, columns_of
 from escnn_attention.groups.random_transformation import FieldTransformation, LieRepresentation, RandomTransformation
 from escnn_attention.groups.representations import factors_of, matrices_of
 
-__all__ = ["algebra", "random_transformation", "represented"]
-
 
 def random_transformation(in_type: FieldType, out_type: FieldType, group: Fibers) -> RandomTransformation | None:
     """The transformation of the samples of a layer between two types.

@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["FieldTransformation", "LieElement", "LieRepresentation", "RandomTransformation"]
-
 
 @dataclass(frozen=True, eq=False)
 class LieElement:

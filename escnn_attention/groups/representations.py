@@ -18,17 +18,6 @@ from escnn.group import (
     directsum,
 )
 
-__all__ = [
-    "band",
-    "degrees_of_freedom",
-    "factors_of",
-    "faithful",
-    "irrep_matrices",
-    "irreps_of",
-    "is_subgroup",
-    "matrices_of",
-]
-
 
 def factors_of(group: DirectProductGroup) -> tuple[Group, Group]:
     """The finite and the continuous factor of a product of one of each, in this order."""

@@ -38,18 +38,6 @@ from escnn_attention.groups.representations import (
     matrices_of,
 )
 
-__all__ = [
-    "POLYHEDRAL",
-    "Samples",
-    "as_samples",
-    "generic_samples",
-    "quadrature_weights",
-    "relative_features",
-    "rotations_of",
-    "sampled",
-]
-
-
 POLYHEDRAL = {"tetra": 12, "cube": 24, "ico": 60}
 """The number of rotations of a polyhedron."""
 

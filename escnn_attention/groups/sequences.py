@@ -8,8 +8,6 @@ from typing import Any
 from escnn.group import Group, Representation, directsum
 from escnn.gspaces import GSpace, no_base_space
 
-__all__ = ["SpaceTime", "sequence_space", "space_time"]
-
 
 class SpaceTime(GSpace):
     r"""A gspace with one further axis on which the fiber group acts as the identity: :math:`g\,(x, t) = (g x, t)`.

@@ -20,9 +20,6 @@ from escnn.gspaces import GSpace
 
 from escnn_attention.geometry.relations import MOTION_SIZES
 
-__all__ = ["MotionSpace", "Tetrahedral", "TetrahedralSpace", "tetraOnR3", "tetra_group"]
-
-
 _NORMS = ["norm", "gated"]
 _INSTEAD = "the layers of this package act at the elements themselves and need none"
 

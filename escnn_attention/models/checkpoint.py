@@ -14,18 +14,6 @@ from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.plain.projections import HeadModule
 
-__all__ = [
-    "Checkpoint",
-    "at_pose",
-    "load_heads",
-    "load_norm",
-    "load_pointwise",
-    "load_values",
-    "take_linear",
-    "take_matrix",
-]
-
-
 _FOLDER = "weight/"
 """The prefix of the names in files that hold other arrays, too."""
 

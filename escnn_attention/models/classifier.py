@@ -21,8 +21,6 @@ from escnn_attention.plain.image_networks import Classifier
 from escnn_attention.plain.image_networks import PoseMean as PlainPoseMean
 from escnn_attention.plain.image_networks import PositionSum as PlainPositionSum
 
-__all__ = ["EquivariantClassifier", "InvariantLogits", "PoseMean", "PositionSum", "images_of"]
-
 
 class EquivariantClassifier(PretrainedMixin, Classifier):
     r"""Equivariant stages, a maximum over poses, a mean over positions, and a linear map to the classes.

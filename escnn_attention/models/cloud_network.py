@@ -17,8 +17,6 @@ from escnn_attention.nn.point_module import check_cloud
 from escnn_attention.nn.transformer import PointBlock
 from escnn_attention.plain.point_network import PointForward, PointNetwork
 
-__all__ = ["CloudNetwork"]
-
 
 class CloudNetwork(PretrainedMixin, PointForward):
     """An embedding, blocks and a head between points: the base class of the networks on clouds.

@@ -36,26 +36,6 @@ from escnn_attention.plain.attentive import PoseKernel
 from escnn_attention.plain.blocks import DenseBlock as PlainDenseBlock
 from escnn_attention.plain.blocks import ResidualBlock as PlainResidualBlock
 
-__all__ = [
-    "EPS",
-    "Attention",
-    "BatchNorm",
-    "DenseBlock",
-    "ResidualBlock",
-    "attended",
-    "check_attention",
-    "draw_as_published",
-    "drop",
-    "field_type_of",
-    "image_type",
-    "norm_and_relu",
-    "options_of",
-    "scalars_and_vectors",
-    "sequence",
-    "width_for",
-]
-
-
 Attention = Literal["full", "channel", "spatial", "features", "poses"]
 """The kind of attention of a convolution, see :class:`GroupCNN`."""
 

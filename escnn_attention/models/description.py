@@ -24,8 +24,6 @@ from escnn_attention.groups.samples import Samples
 from escnn_attention.groups.sequences import SpaceTime
 from escnn_attention.groups.spaces import MotionSpace, TetrahedralSpace
 
-__all__ = ["DescriptionError", "build", "class_path", "describe", "named"]
-
 _PACKAGE = "escnn_attention"
 _SPACES = "escnn.gspaces"
 _GROUPS = "escnn.group"

@@ -34,8 +34,6 @@ from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.nn.transformer import TransformerBlock
 from escnn_attention.plain.field_transformer import FieldTransformer as PlainFieldTransformer
 
-__all__ = ["FieldTransformer"]
-
 _TAKEN = ("condition", "cross_attention", "crop", "kernel_size", "norm", "norm_kind", "norm_scope")
 _TYPES = ("query_type", "key_type", "out_type", "value_type")
 

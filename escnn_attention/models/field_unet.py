@@ -24,8 +24,6 @@ from escnn_attention.nn.resample import AntialiasedPool, HalvingPool
 from escnn_attention.nn.transformer import TransformerBlock, each_block
 from escnn_attention.plain.field_unet import UNet, Upsample
 
-__all__ = ["FeatureInfo", "FieldUNet"]
-
 
 class FeatureInfo(list[dict[str, Any]]):
     """What a backbone gives at each level, the finest first, in the form of timm's ``feature_info``.

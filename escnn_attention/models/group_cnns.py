@@ -27,9 +27,6 @@ from escnn_attention.models.convolutions import (
 )
 from escnn_attention.nn.resample import HalvingPool
 
-__all__ = ["AllCNNC", "GroupCNN", "GroupDenseNet", "ResNet44"]
-
-
 _GroupCNN = TypeVar("_GroupCNN", bound="GroupCNN")
 
 

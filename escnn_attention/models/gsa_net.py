@@ -26,8 +26,6 @@ from escnn_attention.nn.transformer import TransformerBlock, each_block
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.plain.self_attention import SelfAttention
 
-__all__ = ["GSANet"]
-
 _Self = TypeVar("_Self", bound="GSANet")
 
 _TAKEN = ("norm", "crop", "attention", "samples", "query", "projection")

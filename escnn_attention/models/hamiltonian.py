@@ -15,8 +15,6 @@ from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.plain.cloud_pooling import count_clouds, pool_clouds
 from escnn_attention.plain.point_attention import PointAttention
 
-__all__ = ["HamiltonianNetwork", "Integrator", "leapfrog_step", "rk4_step"]
-
 Integrator = Literal["rk4", "leapfrog"]
 
 Derivative = Callable[[Tensor], Tensor]

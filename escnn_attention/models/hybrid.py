@@ -23,8 +23,6 @@ from escnn_attention.nn.transformer import TransformerBlock, each_block
 from escnn_attention.plain.resample import AntialiasedPool as PlainAntialiasedPool
 from escnn_attention.plain.resample import PoolKind
 
-__all__ = ["CNN", "HybridNet", "check_odd_widths", "steerable_convolution"]
-
 
 class HybridNet(EquivariantClassifier):
     r"""Steerable convolutions for local features, followed by group self-attention.

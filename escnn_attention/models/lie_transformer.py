@@ -26,8 +26,6 @@ from escnn_attention.nn.transformer import PointBlock
 from escnn_attention.plain.point_lift import LiftedNetwork
 from escnn_attention.plain.point_network import LiftedHead, Readout
 
-__all__ = ["LieTransformer", "LieTransformerBlock"]
-
 
 class LieTransformerBlock(PointBlock):
     r"""A block of the LieTransformer as published: regular fields to the same.

@@ -17,8 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from escnn_attention.models.description import DescriptionError
 
-__all__ = ["check_numbers", "within"]
-
 _ANY_SIZE = 1024
 """Every network may have numbers up to this one."""
 

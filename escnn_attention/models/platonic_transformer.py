@@ -22,8 +22,6 @@ from escnn_attention.nn.transformer import PointBlock
 from escnn_attention.plain.norms import NormKind
 from escnn_attention.plain.point_network import PlatonicHead, PoseWaves
 
-__all__ = ["PlatonicBlock", "PlatonicTransformer"]
-
 
 class PlatonicBlock(PointBlock):
     r"""A block of a Platonic Transformer: regular fields to the same.

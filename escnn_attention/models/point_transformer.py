@@ -39,8 +39,6 @@ from escnn_attention.plain.point_network import (
 )
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
-__all__ = ["PointTransformer", "in_type_of"]
-
 _EXPLICIT = ("self", "in_type", "out_type", "num_heads", "encoding", "relation", "samples")
 
 

@@ -20,9 +20,6 @@ from escnn_attention.models.description import DescriptionError, build, class_pa
 from escnn_attention.models.limits import check_numbers, within
 from escnn_attention.models.weights_file import DIGEST, WEIGHTS, check_finite, digest_of, read_weights, write_weights
 
-__all__ = ["CONFIGURATION", "PretrainedMixin", "from_folder", "read_configuration", "shortened"]
-
-
 CONFIGURATION = "config.json"
 
 _PICKLES = ("pytorch_model.bin", "model.bin", "model.pt", "model.pth")

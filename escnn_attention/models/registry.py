@@ -29,8 +29,6 @@ from escnn_attention.models.pretrained import (
 )
 from escnn_attention.models.weights_file import WEIGHTS
 
-__all__ = ["create", "description_of", "from_pretrained", "list_models", "recipe_file"]
-
 _WEIGHTS = Path(__file__).with_name("weights")
 """A folder for each name with weights, as ``save_pretrained`` writes it, with the recipe of their training."""
 

@@ -26,8 +26,6 @@ from escnn_attention.nn.transformer import TransformerBlock, each_block
 from escnn_attention.plain.image_networks import ClassToken, VisionForward
 from escnn_attention.plain.image_networks import VisionTransformer as PlainVisionTransformer
 
-__all__ = ["VisionTransformer"]
-
 
 class VisionTransformer(PretrainedMixin, VisionForward):
     r"""A vision transformer whose first blocks are equivariant: the octic ViT, for any group that keeps a square.

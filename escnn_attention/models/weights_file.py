@@ -15,8 +15,6 @@ from torch import Tensor
 
 from escnn_attention._escnn.buffers import derived_buffers
 
-__all__ = ["DIGEST", "WEIGHTS", "check_finite", "digest_of", "read_weights", "write_weights"]
-
 WEIGHTS = "model.safetensors"
 DIGEST = "sha256"
 _SAME = "same"

@@ -20,39 +20,6 @@ from escnn_attention.groups.samples import Samples
 from escnn_attention.groups.sequences import SpaceTime
 from escnn_attention.plain.projections import ProjectionKind
 
-__all__ = [
-    "REQUIRED",
-    "AttentionLike",
-    "BlockOptions",
-    "CrossOptions",
-    "GridOptions",
-    "HeadOptions",
-    "PaddingMode",
-    "PairOptions",
-    "PointBlockOptions",
-    "PointOptions",
-    "Required",
-    "WindowOptions",
-    "changed",
-    "check_field",
-    "check_input",
-    "check_mask",
-    "check_memory",
-    "check_options",
-    "check_points",
-    "check_pointwise",
-    "check_regular",
-    "check_same_gspace",
-    "check_shape",
-    "check_type",
-    "check_types",
-    "choose_attention",
-    "choose_head_fields",
-    "choose_window",
-    "option_names",
-    "shown",
-]
-
 
 class Required:
     """The default of an argument behind others with defaults that has to be said all the same."""

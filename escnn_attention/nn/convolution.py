@@ -19,8 +19,6 @@ from escnn_attention.nn.arguments import check_regular
 from escnn_attention.nn.self_attention import GroupSelfAttention
 from escnn_attention.plain.projections import ProjectionKind
 
-__all__ = ["attention_from_convolution"]
-
 _MOST_SHARP = 1e6  # Far beyond what leaves anything to the other keys in any precision.
 
 

@@ -52,8 +52,6 @@ from escnn_attention.nn.self_attention import (
 from escnn_attention.plain.cross_attention import MOST_STEPS, CrossAttention, Places, Projections
 from escnn_attention.plain.projections import AttentionMode
 
-__all__ = ["GroupCrossAttention"]
-
 
 class GroupCrossAttention(EquivariantModule):
     r"""Cross-attention: the features of one set attend to those of another, over one fiber group H.

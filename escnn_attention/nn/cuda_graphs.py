@@ -15,8 +15,6 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from escnn_attention._checks import check_int
 
-__all__ = ["CudaGraphs", "HostReads"]
-
 _Memory = list[tuple[int, torch.dtype, bool]]
 
 

@@ -46,15 +46,6 @@ from escnn_attention.plain.dilation import PerScale as PlainPerScale
 from escnn_attention.plain.dilation import ScalePooling as PlainScalePooling
 from escnn_attention.plain.projections import AttentionMode, GroupTables, ProjectionKind
 
-__all__ = [
-    "DilationLiftingSelfAttention",
-    "DilationSelfAttention",
-    "PerScale",
-    "ScalePooling",
-    "Scales",
-    "check_scales",
-]
-
 
 @dataclass(frozen=True)
 class Scales:

@@ -22,8 +22,6 @@ from escnn_attention.plain.embeddings import PositionEmbedding as PlainPositionE
 from escnn_attention.plain.embeddings import PositionTable as PlainPositionTable
 from escnn_attention.plain.projections import FromPoses
 
-__all__ = ["PatchDecoder", "PatchEmbedding", "PositionEmbedding", "PositionTable", "invariant_table"]
-
 
 class PatchEmbedding(PlainModule):
     r"""Every equivariant map of the patches of an image to fields: the first layer of a transformer of patches.

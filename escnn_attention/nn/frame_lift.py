@@ -17,8 +17,6 @@ from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.frame_lift import FrameLift as PlainFrameLift
 from escnn_attention.plain.frame_lift import tensor_axes
 
-__all__ = ["FrameLift"]
-
 
 class FrameLift(PlainModule):
     r"""An equivariant layer from any network :math:`\phi` of images or volumes, evaluated in the frame of every pose.

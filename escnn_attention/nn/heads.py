@@ -25,16 +25,6 @@ from escnn_attention.plain.projections import (
     ToPoses,
 )
 
-__all__ = [
-    "Heads",
-    "check_scalars",
-    "check_weights",
-    "is_scalar",
-    "made_for",
-    "normalised_needs",
-    "shown_heads",
-]
-
 _Module = TypeVar("_Module", bound=ScoredHeads)
 
 

@@ -24,9 +24,6 @@ from escnn_attention.plain.invariants import PowerSpectrum as PlainPowerSpectrum
 from escnn_attention.plain.invariants import SpectrumKind
 from escnn_attention.plain.projections import ToPoses
 
-__all__ = ["AttentionPool", "PointAttentionPool", "PowerSpectrum"]
-
-
 _Plain = TypeVar("_Plain", PlainAttentionPool, PlainPointAttentionPool)
 
 

@@ -17,8 +17,6 @@ from escnn_attention._checks import check_int, check_option
 from escnn_attention.groups.fibers import fibers, is_regular, is_signed_permutation
 from escnn_attention.plain.attentive import PoseKernel
 
-__all__ = ["BasisKind", "BasisOptions", "complete_basis", "fit_kernel", "kernel_orbits", "pose_kernel", "poses_of"]
-
 BasisKind = Literal["auto", "complete", "bandlimited"]
 
 

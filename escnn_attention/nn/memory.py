@@ -14,8 +14,6 @@ from escnn_attention.nn.cross_attention import GroupCrossAttention
 from escnn_attention.nn.module import FieldModule
 from escnn_attention.plain.blocks import CrossAttentionBranch as PlainCrossAttentionBranch
 
-__all__ = ["CrossAttentionBranch", "check_cross_attention"]
-
 
 class CrossAttentionBranch(FieldModule):
     """The residual branch of a block that attends to a memory.

@@ -13,8 +13,6 @@ from torch import Tensor
 from escnn_attention.equivariance.report import equivariance_report
 from escnn_attention.nn.arguments import check_field, check_input, check_mask, check_shape
 
-__all__ = ["FieldModule", "GridModule", "MaskedModule", "PlainModule"]
-
 
 class FieldModule(EquivariantModule):
     """An equivariant module between two types of feature fields on the same space.

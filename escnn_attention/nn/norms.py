@@ -21,17 +21,6 @@ from escnn_attention.nn.arguments import check_regular, check_type
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.norms import BatchNorm, LayerNorm, NormKind, NormScope
 
-__all__ = [
-    "BlockNorm",
-    "FieldBatchNorm",
-    "FieldLayerNorm",
-    "channels_of",
-    "check_eps",
-    "check_norm_kind",
-    "field_of_channels",
-    "norm_of",
-]
-
 
 class FieldLayerNorm(PlainModule):
     r"""Layer normalisation over all fields and poses.

@@ -30,8 +30,6 @@ from escnn_attention.plain.cutoff import Cutoff, polynomial_envelope
 from escnn_attention.plain.point_attention import ConvolvedValues, PointAttention
 from escnn_attention.plain.projections import AttentionMode, GroupTables, padded, with_registers
 
-__all__ = ["PointAttentiveConv", "PointSelfAttention"]
-
 
 class PointSelfAttention(PointLayer):
     r"""Self-attention between the points of a cloud: from any fields to any fields, equivariant to the isometries

@@ -18,8 +18,6 @@ from escnn_attention.nn.point_module import check_cloud
 from escnn_attention.plain.point_lift import Frames
 from escnn_attention.plain.point_lift import PointLift as PlainPointLift
 
-__all__ = ["LiftAverage", "PointLift"]
-
 
 class PointLift(torch.nn.Module):
     r"""Lifts points to motions: every point gets S rotations.

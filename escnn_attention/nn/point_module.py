@@ -22,16 +22,6 @@ from escnn_attention.nn.heads import shown_heads
 from escnn_attention.nn.module import FieldModule
 from escnn_attention.plain.point_attention import PointAttention, check_edge_attr
 
-__all__ = [
-    "PointLayer",
-    "PointModule",
-    "check_at_points",
-    "check_cloud",
-    "check_edge_dim",
-    "check_index",
-]
-
-
 _NEEDED_TABLES = (
     "needed (edges, features) with edge_index, or without (clouds, points, points, features), of the points of each "
     "cloud in their order"

@@ -33,25 +33,6 @@ from escnn_attention.plain.pose_linear import PoseFeedForward as PlainPoseFeedFo
 from escnn_attention.plain.pose_linear import PoseLinear as PlainPoseLinear
 from escnn_attention.plain.projections import FromPoses, ProjectionKind, ToPoses
 
-__all__ = [
-    "GELU",
-    "Activation",
-    "DropPath",
-    "FieldLinear",
-    "LayerScale",
-    "PoseFeedForward",
-    "PoseLinear",
-    "SiLU",
-    "activation_of",
-    "depth_rates",
-    "dropout_of",
-    "ends_of",
-    "plain_activation",
-    "pointwise_network",
-    "shortcut_of",
-]
-
-
 Activation = Literal["silu", "gelu", "relu"]
 
 

@@ -14,8 +14,6 @@ from escnn_attention.plain.resample import Crop as PlainCrop
 from escnn_attention.plain.resample import HalvingPool as PlainHalvingPool
 from escnn_attention.plain.resample import PoolKind
 
-__all__ = ["AntialiasedPool", "Crop", "HalvingPool"]
-
 
 class Crop(PlainModule):
     """Crops the same margin from every side of the grid, keeping its centre.

@@ -45,19 +45,6 @@ from escnn_attention.nn.module import MaskedModule
 from escnn_attention.plain.projections import AttentionMode, GroupTables, padded, with_registers
 from escnn_attention.plain.self_attention import Resampling, SelfAttention
 
-__all__ = [
-    "GroupSelfAttention",
-    "LiftingSelfAttention",
-    "bind",
-    "check_shared",
-    "flat_positions",
-    "has_pose_term",
-    "pose_indices",
-    "query_weight",
-    "sees_scalars",
-    "tables_of",
-]
-
 
 def sees_scalars(in_type: FieldType, encoding: Encoding, heads: Heads, query: QueryMode, keys: KeyMode) -> bool:
     """Whether keys differ from pose to pose by a summand of the scores only, which is the same at all positions.

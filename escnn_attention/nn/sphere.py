@@ -41,8 +41,6 @@ from escnn_attention.plain.projections import AttentionMode, FromPoses, GroupTab
 from escnn_attention.plain.sphere_attention import Generators, LocalFrames, SphereAttention, SphereFeedForward
 from escnn_attention.plain.sphere_attention import SphereTransformerBlock as PlainBlock
 
-__all__ = ["SphereSelfAttention", "SphereTransformerBlock", "Stabiliser", "check_on_sphere", "check_sphere"]
-
 
 class Stabiliser:
     """Samples of the rotations about the north pole, and of the reflections that fix it."""

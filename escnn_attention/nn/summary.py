@@ -18,8 +18,6 @@ from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS, Backend, GridCa
 from escnn_attention.functional.call import Call
 from escnn_attention.geometry.grid import Grid
 
-__all__ = ["LayerSummary", "Summary", "summary"]
-
 _COUNTING = "counting operations"
 _CHUNK = 1 << 20  # pairs of positions that are looked at at once
 

@@ -69,14 +69,6 @@ from escnn_attention.plain.norms import NormScope
 from escnn_attention.plain.point_attention import PointModule as PlainPointModule
 from escnn_attention.plain.projections import ProjectionKind
 
-__all__ = [
-    "PointBlock",
-    "PointTransformerBlock",
-    "TransformerBlock",
-    "each_block",
-]
-
-
 SHARED = ("projection", "bias", "samples")
 """Options of the attention of a block that its pointwise network has, too."""
 

@@ -16,8 +16,6 @@ from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.responses import attentive
 from escnn_attention.functional.responses.convolution import convolve
 
-__all__ = ["AttentionMaps", "AttentiveConv", "FeatureAttention", "PoseAttention", "PoseKernel", "excite"]
-
 
 class PoseKernel(Versioned):
     r"""A kernel between fields over poses: all entries of an orbit of the group are one number.

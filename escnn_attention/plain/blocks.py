@@ -12,16 +12,6 @@ from torch.nn import Parameter
 from escnn_attention.geometry.points import Cloud, where_present
 from escnn_attention.plain.point_attention import PointModule
 
-__all__ = [
-    "CrossAttentionBranch",
-    "DenseBlock",
-    "DropPath",
-    "LayerScale",
-    "PointTransformerBlock",
-    "ResidualBlock",
-    "TransformerBlock",
-]
-
 
 class LayerScale(torch.nn.Module):
     """Multiplies ``(B, size, *space)`` by a learned gain, one of each field.

@@ -14,8 +14,6 @@ from escnn_attention.exporting.mode import refuse_scripting
 from escnn_attention.functional.autograd import needs_operators
 from escnn_attention.functional.layout import Versioned
 
-__all__ = ["Derived", "ExactBuffers"]
-
 
 class ExactBuffers(Versioned):
     """A module whose constants are rounded once, from float64, to whatever precision the module has.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from escnn_attention.exporting.mode import in_programs
 
-__all__ = ["Pool", "count_clouds", "of_clouds", "offsets_from_mean", "pool_clouds", "read"]
-
 Pool = Literal["mean", "sum", "max"]
 
 

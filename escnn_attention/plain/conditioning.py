@@ -12,8 +12,6 @@ from escnn_attention._checks import check_int
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.norms import LayerNorm
 
-__all__ = ["ConditionedNorm", "Modulation", "TimestepEmbedding"]
-
 
 class Modulation(ExactBuffers):
     r"""A scale of every field and a shift of the invariant components, both linear in a condition c.

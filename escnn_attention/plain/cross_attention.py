@@ -33,8 +33,6 @@ from escnn_attention.plain.self_attention import (
     rows_of,
 )
 
-__all__ = ["MOST_STEPS", "CrossAttention", "Places", "Projections", "spacing_between"]
-
 MOST_STEPS = 16
 """The largest spacing of two grids, in the unit that both have."""
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from escnn_attention._precision import working_precision
 from escnn_attention.geometry.neighbours import Neighbourhood
 
-__all__ = ["Cutoff", "polynomial_envelope"]
-
 
 def polynomial_envelope(x: Tensor) -> Tensor:
     r"""The polynomial envelope of DimeNet with p = 6, of distances x from 0 to 1 in units of the radius.

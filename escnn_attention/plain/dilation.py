@@ -20,18 +20,6 @@ from escnn_attention.geometry.windows import Window, WindowShape
 from escnn_attention.plain.projections import AttentionMode, FromPoses, GroupTables, HeadModule, Scalars, ToPoses
 from escnn_attention.plain.self_attention import rows_of
 
-__all__ = [
-    "DilationAttention",
-    "Measure",
-    "PerScale",
-    "ScalePooling",
-    "ScaledWindow",
-    "WindowKind",
-    "join_scales",
-    "scaled_window",
-    "split_scales",
-]
-
 WindowKind = Literal["scaled", "dilated", "fixed"]
 Measure = Literal["haar", "counting", "printed"]
 

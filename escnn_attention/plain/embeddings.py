@@ -22,8 +22,6 @@ from escnn_attention.plain.cloud_pooling import count_clouds, offsets_from_mean
 from escnn_attention.plain.irreps import Segment
 from escnn_attention.plain.projections import Frames, FromPoses
 
-__all__ = ["InvariantTable", "PatchDecoder", "PatchEmbedding", "PositionEmbedding", "PositionTable"]
-
 
 class InvariantTable(ExactBuffers):
     r"""Learned fields with :math:`p(h u) = \rho(h)\, p(u)`, and as free as that leaves them.

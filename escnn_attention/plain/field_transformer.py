@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["FieldTransformer"]
-
 
 class FieldTransformer(torch.nn.Module):
     """An embedding, transformer blocks, a norm and a readout; perhaps a condition, a memory and an encoder of it.

@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["UNet", "Upsample"]
-
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 

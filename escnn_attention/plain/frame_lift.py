@@ -12,8 +12,6 @@ from torch import Tensor
 from escnn_attention._checks import check_grid
 from escnn_attention.plain.buffers import ExactBuffers
 
-__all__ = ["FrameLift"]
-
 
 class FrameLift(ExactBuffers):
     """Evaluates a network on every view of its input, and puts the outputs where they belong.

@@ -11,17 +11,6 @@ from torch.nn import Parameter
 
 from escnn_attention.plain.buffers import ExactBuffers
 
-__all__ = [
-    "ClassToken",
-    "Classifier",
-    "PoseMean",
-    "PositionSum",
-    "VisionForward",
-    "VisionTransformer",
-    "invariant",
-    "mixed",
-]
-
 
 def invariant(x: Tensor, order: int) -> Tensor:
     """The maximum over the poses and the mean over the positions of regular fields.

@@ -17,8 +17,6 @@ from escnn_attention.plain.cloud_pooling import count_clouds, of_clouds, pool_cl
 from escnn_attention.plain.projections import ToPoses
 from escnn_attention.plain.self_attention import rows_of
 
-__all__ = ["AttentionPool", "PointAttentionPool", "PowerSpectrum", "SpectrumKind"]
-
 
 class _ClassTokens(ExactBuffers):
     """Learned tokens, and what they read of all positions and poses.

@@ -33,8 +33,6 @@ from escnn_attention.functional.irreps import (
 from escnn_attention.functional.matmul import of_one_precision
 from escnn_attention.plain.buffers import Derived, ExactBuffers
 
-__all__ = ["IrrepCopies", "Irreps", "Segment"]
-
 _PER_NUMBER = 24
 _PER_PRODUCT = 2**20
 """What a number moved between layouts, and a call of a product, cost in multiplications of a large product.

@@ -14,9 +14,6 @@ from torch.nn import Parameter
 from escnn_attention.functional.autograd import is_transformed
 from escnn_attention.plain.buffers import ExactBuffers
 
-__all__ = ["BatchNorm", "LayerNorm", "NormKind", "NormScope"]
-
-
 NormScope = Literal["position", "sample", "pose"]
 NormKind = Literal["layer", "rms", "fields"]
 

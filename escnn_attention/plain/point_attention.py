@@ -36,8 +36,6 @@ from escnn_attention.plain.projections import (
     padded,
 )
 
-__all__ = ["ConvolvedValues", "PointAttention", "PointModule"]
-
 
 class PointModule(torch.nn.Module, ABC):
     """A module on features ``(N, in)`` at points, which leaves those out that a mask hides."""

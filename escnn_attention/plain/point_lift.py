@@ -16,8 +16,6 @@ from escnn_attention.geometry.points import ranks
 from escnn_attention.geometry.relations import rotation_vector
 from escnn_attention.plain.buffers import ExactBuffers
 
-__all__ = ["Frames", "LiftedCloud", "LiftedNetwork", "PointLift"]
-
 
 class Frames(ExactBuffers):
     r"""Fields as they look from a frame that is rotated by R, :math:`\rho(R)^{-1} f`, and back, :math:`\rho(R) f`.

@@ -18,22 +18,6 @@ from escnn_attention.plain.cloud_pooling import Pool, count_clouds, offsets_from
 from escnn_attention.plain.invariants import PowerSpectrum
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
-__all__ = [
-    "EquivariantHead",
-    "InvariantHead",
-    "LiftedHead",
-    "PlatonicHead",
-    "PointForward",
-    "PointNetwork",
-    "PosePool",
-    "PoseWaves",
-    "Readout",
-    "SymmetricTensors",
-    "even_part",
-    "symmetric_basis",
-]
-
-
 PosePool = Literal["mean", "max", "spectrum"]
 Readout = Literal["clouds", "points"]
 

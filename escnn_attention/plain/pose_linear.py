@@ -15,8 +15,6 @@ from escnn_attention.groups.random_transformation import RandomTransformation
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
-__all__ = ["FieldLinear", "Isotypic", "PoseFeedForward", "PoseLinear"]
-
 
 class PoseLinear(torch.nn.Module):
     """A projection to or from poses as a map of features ``(B, size, *space)``.

@@ -36,23 +36,6 @@ from escnn_attention.groups.random_transformation import RandomTransformation
 from escnn_attention.plain.buffers import Derived, ExactBuffers
 from escnn_attention.plain.irreps import Irreps, Segment
 
-__all__ = [
-    "AttentionMode",
-    "Frames",
-    "FromPoses",
-    "GroupTables",
-    "HeadModule",
-    "ProjectionKind",
-    "QueryKeyNorm",
-    "Registers",
-    "Scalars",
-    "ScoredHeads",
-    "ToPoses",
-    "in_one_pose",
-    "padded",
-    "with_registers",
-]
-
 
 class Registers(torch.nn.Module):
     """More keys and values for every position, the same for all positions and all output poses.

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from escnn_attention._checks import check_grid
 
-__all__ = ["AntialiasedPool", "Crop", "HalvingPool", "PoolKind"]
-
 PoolKind = Literal["max", "avg"]
 
 _CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}

@@ -27,8 +27,6 @@ from escnn_attention.plain.projections import (
     in_one_pose,
 )
 
-__all__ = ["Resampling", "SelfAttention", "fields_of", "hidden", "maps_of", "rows_of"]
-
 
 @dataclass(frozen=True)
 class Resampling:

@@ -17,16 +17,6 @@ from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.point_attention import PointAttention, PointModule, from_poses
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
-__all__ = [
-    "Generators",
-    "LocalFrames",
-    "SphereAttention",
-    "SphereFeedForward",
-    "SphereTransformerBlock",
-    "angles_of",
-    "frames_at",
-]
-
 
 class Generators(NamedTuple):
     r"""The generators of rotations about two axes, for the fields of one representation.

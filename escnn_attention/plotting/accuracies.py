@@ -10,8 +10,6 @@ from escnn_attention.plotting._drawing import COLOURS, SMALL_PRINT, figure_class
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot_accuracies"]
-
 
 def plot_accuracies(
     accuracies: Mapping[str, Mapping[str, float]],

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_attention_maps"]
-
 
 @dataclass(frozen=True)
 class _Row:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_attended_images", "plot_attentive_layers", "plot_attentive_maps"]
-
 
 def plot_attentive_maps(
     x: GeometricTensor | Tensor,

@@ -24,8 +24,6 @@ from escnn_attention.plotting._elements import check_element, check_index, check
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot_cloud_attention"]
-
 
 _COLUMNS = 4  # elements, by default
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_encoding"]
 
 _FINE = 121  # points along each side of a panel; odd, so that one of them is the centre
 _MOST_MARKS = 21  # positions along a side beyond which they are not marked one by one

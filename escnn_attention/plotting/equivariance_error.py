@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_equivariance_error"]
 
 _CHARACTERS = 100  # of the legend, in a line across the figure
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
-__all__ = ["animate_feature_maps", "plot_feature_maps"]
-
 
 Stage: TypeAlias = Callable[[GeometricTensor], GeometricTensor]
 Maps: TypeAlias = dict[str, Tensor]  # by stage, (fields, |H|, H, W)

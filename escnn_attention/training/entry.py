@@ -6,8 +6,6 @@ import sys
 
 from escnn_attention import __version__
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command, whose packages come with the extra ``train``.

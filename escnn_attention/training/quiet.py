@@ -7,8 +7,6 @@ import logging
 import warnings
 from collections.abc import Iterator
 
-__all__ = ["quiet_lightning"]
-
 _BESIDE_THE_POINT = (
     # The images are in memory; a worker process would only slow the loading down.
     ".*does not have many workers.*",

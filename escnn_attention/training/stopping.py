@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-__all__ = ["stoppable"]
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _AT_ONCE = 1.0  # seconds: who stops a group of processes may send the signal to each of them twice
 

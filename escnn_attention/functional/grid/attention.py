@@ -14,8 +14,6 @@ from escnn_attention.functional.grid.fold import Unfold, fold
 from escnn_attention.functional.registry import Backend, Registry
 from escnn_attention.geometry.grid import Grid
 
-__all__ = ["ON_GRIDS", "attention"]
-
 
 def _isolate_nonfinite(call: GridCall) -> GridCall:
     """Keep values that are not finite from spreading beyond the queries that attend to them.

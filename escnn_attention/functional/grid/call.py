@@ -14,8 +14,6 @@ from escnn_attention.functional.call import Call
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
 
-__all__ = ["GridCall", "Heads", "PositionalBias", "Waves"]
-
 
 @dataclass(frozen=True)
 class Waves:

@@ -37,8 +37,6 @@ from escnn_attention.functional.grid.widen import MAX_CLASSES, join, merge, num_
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.geometry.grid import Grid
 
-__all__ = ["ENTRIES_PER_CHUNK", "attention", "fused", "why_no_kernel", "why_unsupported"]
-
 ENTRIES_PER_CHUNK = 2**24
 """The number of entries of widened queries and keys that are held at once. 64 MB in float32."""
 

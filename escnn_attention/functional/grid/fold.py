@@ -28,8 +28,6 @@ from escnn_attention.functional.grid.call import Heads, PositionalBias, Waves
 from escnn_attention.functional.grid.widen import of_images
 from escnn_attention.functional.rotate import rotate
 
-__all__ = ["fold", "fold_frames", "fold_keys", "fold_measure"]
-
 Unfold = Callable[[Tensor], Tensor]
 
 _H = TypeVar("_H", bound=Heads)

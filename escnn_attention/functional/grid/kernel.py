@@ -22,16 +22,6 @@ from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid, steps_within
 from escnn_attention.geometry.windows import Window, WindowShape
 
-__all__ = [
-    "LOG2E",
-    "Arguments",
-    "GridLoop",
-    "steps_of",
-    "why_not_a_table",
-    "why_not_on_the_cpu",
-    "why_unsupported_grid",
-]
-
 LOG2E = math.log2(math.e)
 
 

@@ -34,8 +34,6 @@ from escnn_attention.geometry.cache import constant_result, constant_tables
 from escnn_attention.geometry.grid_pair import cell_of, cell_tables
 from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
 
-__all__ = ["KERNEL", "NUMBERS_PER_CHUNK", "attention", "why_not_built", "why_unsupported"]
-
 NUMBERS_PER_CHUNK = 2**19
 """The numbers of an image that each thread has laid out at once. 2 MB in float32."""
 

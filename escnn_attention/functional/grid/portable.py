@@ -30,8 +30,6 @@ from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Blocks
 
-__all__ = ["SCORES_PER_CHUNK", "SCORES_PER_IMAGE", "attention"]
-
 SCORES_PER_CHUNK = 2**22
 """The scores of all images that are held at once. 16 MB in float32."""
 

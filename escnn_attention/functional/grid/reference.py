@@ -24,8 +24,6 @@ from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.memory import refuse_the_impossible
 from escnn_attention.functional.rotate import rotate
 
-__all__ = ["attention", "probabilities"]
-
 
 def attention(call: GridCall) -> Tensor:
     """The formula of attention, written out: see :func:`escnn_attention.functional.attention`.

@@ -42,8 +42,6 @@ from escnn_attention.functional.grid.triton_launch import (
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.geometry.cache import constant_result
 
-__all__ = ["MAX_PRODUCTS", "PRODUCTS_PER_CHUNK", "attention", "why_not_run", "why_unsupported"]
-
 PRODUCTS_PER_CHUNK = 2**24
 """How many products of queries with tables are held at once, at least: 64 MB in float32, and a gradient of each."""
 

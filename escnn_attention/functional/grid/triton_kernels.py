@@ -16,8 +16,6 @@ queries with the K rows of the tables, first L of the offsets, then P of the pos
 import triton
 import triton.language as tl
 
-__all__ = ["backward_keys", "backward_queries", "forward"]
-
 _LN2 = tl.constexpr(0.6931471805599453)
 
 # Knowing that memory is aligned, Triton would give a thread neighbouring positions for some accesses, and exchange them

@@ -19,8 +19,6 @@ units of log 2, by SCALE. It is a constant, as numbers that vary come in single 
 import triton
 import triton.language as tl
 
-__all__ = ["backward_keys", "backward_queries", "forward"]
-
 _LN2 = tl.constexpr(0.6931471805599453)
 
 _VECTORS = ["q", "k", "v", "out", "grad", "grad_q", "grad_k", "grad_v"]

@@ -18,19 +18,6 @@ from escnn_attention.functional.grid.kernel import Arguments, steps_of
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.windows import WindowShape
 
-__all__ = [
-    "chunks",
-    "gradients_of_terms",
-    "grid_constants",
-    "interpreted",
-    "kernels",
-    "on_device",
-    "positions_side_by_side",
-    "power_of_two",
-    "rows_of_tables",
-    "steps",
-]
-
 
 def interpreted() -> bool:
     """Whether Triton runs kernels by NumPy."""

@@ -27,8 +27,6 @@ from escnn_attention.functional.grid.triton_launch import (
     steps,
 )
 
-__all__ = ["Program", "backward_pass", "constants", "forward_pass", "program"]
-
 _NUMBERS = 40
 """How many numbers of the vectors of its poses a thread has at most: its registers hold up to four such vectors."""
 

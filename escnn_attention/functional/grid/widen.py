@@ -31,8 +31,6 @@ from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window, WindowShape
 
-__all__ = ["MAX_CLASSES", "join", "merge", "neighbours", "num_classes", "of_images", "widen", "width"]
-
 MAX_CLASSES = 256
 """The most classes of a window by which keys are widened: beyond, kernels are slow or do not exist."""
 

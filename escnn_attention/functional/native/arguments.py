@@ -37,8 +37,6 @@ from escnn_attention.functional.native.build import NotBuilt
 from escnn_attention.functional.native.shipped import shipped_library
 from escnn_attention.geometry.cache import constant_result
 
-__all__ = ["LOOPS", "Arguments", "Array", "Kernel", "Members", "Results", "Structure", "num_threads"]
-
 _logger = logging.getLogger(__name__)
 
 LOOPS = ("grid.native", "points.native", "points.pair_mlp")

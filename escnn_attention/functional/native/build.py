@@ -26,8 +26,6 @@ from typing import TypeVar
 
 from escnn_attention.functional.native.library_folder import LibraryFolder
 
-__all__ = ["FOLDER", "NotBuilt", "archive", "find_compiler", "library", "why_no_compiler"]
-
 _T = TypeVar("_T")
 
 _logger = logging.getLogger(__name__)

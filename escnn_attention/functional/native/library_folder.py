@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["LibraryFolder"]
-
 _PATIENCE_S = 300.0
 """How long another process may take to build a library before this one builds its own."""
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["CAPABILITIES", "FOLDER", "shipped_library"]
-
 _logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).with_name("shipped")

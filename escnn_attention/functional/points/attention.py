@@ -6,8 +6,6 @@ from escnn_attention.functional.points import dense, loop, portable, reference
 from escnn_attention.functional.points.call import PointCall, fold_points
 from escnn_attention.functional.registry import Backend, Registry
 
-__all__ = ["BETWEEN_POINTS"]
-
 _portable = Backend(portable.attention, isolates_nonfinite=True, serves_two_sets=True)
 _native = Backend(
     loop.attention,

@@ -16,8 +16,6 @@ from escnn_attention.functional.call import KeyMode, QueryMode
 from escnn_attention.functional.grid.call import PositionalBias
 from escnn_attention.functional.matmul import add_to_each, matmul
 
-__all__ = ["Halves", "PairBias", "PairScores", "PairTables", "Relate", "against", "in_rows", "products"]
-
 
 class Halves(NamedTuple):
     """Poses with their opposites, from which everything looks the other way round.

@@ -16,8 +16,6 @@ from escnn_attention.functional.points.bias import PairBias, PairScores, PairTab
 from escnn_attention.functional.points.weights import Values
 from escnn_attention.geometry.points import Points
 
-__all__ = ["MANY", "PointCall", "fold_points"]
-
 MANY = 64
 """With so many points a cloud, on average, fused attention is faster on a CPU."""
 

@@ -14,8 +14,6 @@ from escnn_attention.functional.points.call import MANY, PointCall
 from escnn_attention.functional.points.portable import RowsOf, in_place
 from escnn_attention.geometry.neighbours import Chunk
 
-__all__ = ["attention", "why_not_first", "why_unsupported"]
-
 # To how many times its size a cloud is filled up, to go with others. A CPU has no use for it; on a GPU every operation
 # that is left out counts.
 _SLACK = {"cpu": 1.0, "cuda": 1.5}

@@ -11,8 +11,6 @@ from escnn_attention.functional.points.call import PointCall
 from escnn_attention.functional.points.portable import Chunks, attend_in_chunks, attend_in_export
 from escnn_attention.geometry.neighbours import Chunk
 
-__all__ = ["attention", "exported", "why_not_first", "why_unsupported"]
-
 _NUMBERS_PER_CHUNK = 2**24  # The loop keeps what it works on in the cache by itself.
 
 

@@ -24,8 +24,6 @@ from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.functional.points.weights import Weights
 from escnn_attention.geometry.cache import constant_result
 
-__all__ = ["KERNEL", "Arguments", "attend", "prepared", "why_unsupported"]
-
 _VECTOR_BYTES = 64  # Of the longest vectors.
 
 

@@ -20,8 +20,6 @@ from escnn_attention.functional.native.arguments import Array, Kernel
 from escnn_attention.functional.native.build import FOLDER
 from escnn_attention.geometry.cache import constant_result
 
-__all__ = ["KERNEL", "pair_mlp"]
-
 
 class Arguments(NamedTuple):
     """The weights, which have gradients, and the inputs, which have none here."""

@@ -25,17 +25,6 @@ from escnn_attention.functional.points.weights import Weights
 from escnn_attention.geometry.at_once import Rows
 from escnn_attention.geometry.neighbours import Chunk
 
-__all__ = [
-    "Chunks",
-    "RowsOf",
-    "attend_in_chunks",
-    "attend_in_export",
-    "attention",
-    "exported",
-    "in_place",
-    "with_pairs",
-]
-
 _WRITTEN_NUMBERS = 2**19
 """The scores of a step of the loop that files have."""
 

@@ -25,8 +25,6 @@ from escnn_attention.functional.points.portable import with_pairs
 from escnn_attention.functional.rotate import rotate
 from escnn_attention.geometry.neighbours import Chunk
 
-__all__ = ["attention"]
-
 
 def attention(call: PointCall) -> Tensor:
     """The formula of attention between points, written out: see :func:`escnn_attention.functional.attention`."""

@@ -20,8 +20,6 @@ from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import PairScores, in_rows
 
-__all__ = ["Values", "Weights", "sum_values"]
-
 
 @dataclass(frozen=True)
 class Weights:

@@ -22,16 +22,6 @@ from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.responses.convolution import convolve, views
 from escnn_attention.functional.responses.responses import Arguments, backward_pass, empty_result, forward_pass
 
-__all__ = [
-    "COPIES",
-    "RESPONSES_PER_CHUNK",
-    "RESPONSES_PER_IMAGE",
-    "Geometry",
-    "attended_sum",
-    "attention_maps",
-    "written_out",
-]
-
 RESPONSES_PER_CHUNK = 2**20
 """The number of responses that are worked on at once on a CPU: 4 MB in float32, up to five times over."""
 

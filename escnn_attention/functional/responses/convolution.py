@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_weight, conv3d_weight
 
-__all__ = ["convolve", "depthwise", "depthwise_kernels", "output_size", "views"]
-
 
 def convolve(
     x: Tensor, kernel: Tensor, *, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1

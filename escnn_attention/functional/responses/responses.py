@@ -21,8 +21,6 @@ from torch import Tensor
 
 from escnn_attention.functional.responses.convolution import depthwise, depthwise_kernels, output_size, views
 
-__all__ = ["Arguments", "backward_pass", "empty_result", "forward_pass"]
-
 
 class Arguments(NamedTuple):
     """Arguments of one call, as numbers and tensors that an operator takes.

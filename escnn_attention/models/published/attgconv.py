@@ -19,8 +19,6 @@ from escnn_attention.models.group_cnns import AllCNNC, GroupCNN, GroupDenseNet, 
 from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention
 from escnn_attention.plain.attentive import PoseKernel
 
-__all__ = ["from_attgconv"]
-
 
 def from_attgconv(checkpoint: Checkpoint) -> EquivariantClassifier:
     r"""The network of a checkpoint of attentive group convolutions.

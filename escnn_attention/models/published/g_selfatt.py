@@ -33,9 +33,6 @@ from escnn_attention.nn.self_attention import GroupSelfAttention
 from escnn_attention.nn.transformer import TransformerBlock
 from escnn_attention.plain.self_attention import SelfAttention
 
-__all__ = ["LIFTING", "from_gevit", "from_gsa", "gspace_of", "pose_term"]
-
-
 _BLOCK = re.compile(r"transformer\.(\d+)\.(.+)")
 _CLASSES = re.compile(r"transformer\.\d+\.weight")
 _BUFFERS = re.compile(r"(^|\.)(group\._\w+|(row|col|g)_indices)$")

@@ -24,8 +24,6 @@ from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.point_network import Readout
 
-__all__ = ["from_lie_transformer"]
-
 _GROUPS = ("T(2)", "T(3)", "SE(2)_canonical", "SE(2)", "SE(3)", "Trivial(2)", "Trivial(3)")
 _LIFTED = ("SE(2)", "SE(3)")  # points with rotations of their own
 _LIMIT = 7.0

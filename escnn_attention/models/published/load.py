@@ -18,8 +18,6 @@ from escnn_attention.models.published.octic_vit import from_octic_vit
 from escnn_attention.models.published.platonic import from_platonic
 from escnn_attention.nn.arguments import check_options, option_names
 
-__all__ = ["from_published"]
-
 _KINDS: dict[str, Callable[..., torch.nn.Module]] = {
     "att_gconvs": from_attgconv,
     "g_selfatt": from_gsa,

@@ -26,8 +26,6 @@ from escnn_attention.nn.pointwise import LayerScale
 from escnn_attention.nn.transformer import TransformerBlock
 from escnn_attention.plain.projections import FromPoses, HeadModule
 
-__all__ = ["from_octic_vit"]
-
 _POSES = 8
 _SIGNS = {"A1": (1, 1), "B1": (-1, 1), "A2": (1, -1), "B2": (-1, -1)}
 """The factors of one-dimensional irreps under a quarter turn and a reflection, in the order of this package."""

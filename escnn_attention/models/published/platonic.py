@@ -23,8 +23,6 @@ from escnn_attention.nn.pointwise import Activation, LayerScale, PoseLinear
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.projections import ToPoses
 
-__all__ = ["from_platonic"]
-
 _EMBEDDING = re.compile(r"(.*)x_embedder\.kernel")
 _BUFFERS = ("cayley_table", "inverse_indices", "group_elements")
 

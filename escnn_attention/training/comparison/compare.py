@@ -40,8 +40,6 @@ from escnn_attention.training.experiment.result import write_result
 from escnn_attention.training.files import write_csv, write_json
 from escnn_attention.training.provenance import hardware, versions
 
-__all__ = ["Comparison", "Reporter", "compare", "side_by_side"]
-
 
 class Reporter:
     """Takes messages and progress, and drops them. Subclass it to show them."""

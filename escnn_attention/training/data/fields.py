@@ -17,8 +17,6 @@ from escnn_attention.training.data.base import DataInParts, Draw, Source, at_lea
 from escnn_attention.training.data.files import npz_file
 from escnn_attention.training.errors import UserError
 
-__all__ = ["FieldData", "GridFields", "PoissonOnTorus", "grid_elements", "turned"]
-
 Turns = Literal["none", "rotations", "all"]
 """Elements that map the grid onto itself: the identity, the rotations, or rotations and mirrors."""
 

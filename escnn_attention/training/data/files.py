@@ -17,19 +17,6 @@ from escnn_attention._checks import reason_of
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file, locked
 
-__all__ = [
-    "ENVIRONMENT",
-    "Published",
-    "check_images",
-    "check_labels",
-    "data_folder",
-    "download",
-    "make_from_downloads",
-    "npz_file",
-    "readable",
-    "way_out",
-]
-
 ENVIRONMENT = "ESCNN_ATTENTION_DATA"
 """The environment variable that names the folder of the data sets."""
 

@@ -16,8 +16,6 @@ from escnn_attention.training.experiment.network import check_images
 from escnn_attention.training.modules import TASKS, Task
 from escnn_attention.training.quiet import quiet_lightning
 
-__all__ = ["Measured", "is_asked_for", "run_pretrained"]
-
 _OPTION = "--pretrained"
 _PLACE = "escnn_attention.training"
 

@@ -17,8 +17,6 @@ from escnn_attention.models.description import DescriptionError, named
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.modules.scheduled import adam
 
-__all__ = ["check_kept", "check_parsed"]
-
 _LONGEST = 1 << 20  # bytes
 _PARTS = ("seed_everything", "task", "trainer", "model", "data", "weights_only")
 

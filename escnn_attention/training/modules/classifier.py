@@ -11,8 +11,6 @@ from escnn_attention._checks import check_bool, check_probability
 from escnn_attention.nn.cuda_graphs import CudaGraphs
 from escnn_attention.training.modules.scheduled import Scheduled
 
-__all__ = ["Classifier"]
-
 
 class Classifier(Scheduled):
     r"""Trains a network that gives logits, by cross-entropy.

@@ -11,8 +11,6 @@ from torchmetrics import Metric
 
 from escnn_attention.training.modules.scheduled import Scheduled
 
-__all__ = ["FieldModule"]
-
 
 class _Squares(Metric):
     """Sums over a part of the data: of squared errors and of squared targets of each field, and the positions."""

@@ -10,8 +10,6 @@ from torchmetrics.classification import MulticlassJaccardIndex
 
 from escnn_attention.training.modules.scheduled import Scheduled
 
-__all__ = ["SegmentationModule"]
-
 
 class SegmentationModule(Scheduled):
     r"""Trains a network that gives the logits of every pixel, by cross-entropy.

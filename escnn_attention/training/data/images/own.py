@@ -15,8 +15,6 @@ from escnn_attention.training.data.base import EvaluationSampler
 from escnn_attention.training.data.images.base import Batches, ImagesInMemory, PublishedImages
 from escnn_attention.training.errors import UserError
 
-__all__ = ["OwnImages"]
-
 _MODES = {1: "L", 3: "RGB"}
 _READABLE = ("1", "L", "P", "RGB")  # of 8 bits or fewer a channel, without transparency
 
