@@ -44,6 +44,7 @@ ENCODINGS: dict[str, Callable[[], Any]] = {
     "none": lambda: "none",
 }
 RELATIVE = ("mlp", "mlp of two layers", "separable", "fourier", "rotary", "none")
+FACTORISE = ("fourier", "rotary", "absolute", "none")
 # Their first irreps take escnn seconds.
 HEAVY = ("octahedral", "octahedral on a point", "icosahedral")
 
@@ -196,7 +197,10 @@ def grids(draw: Draw) -> Drawn:
     group = fibers(space)
     options = draw.modes(group) | window_of(draw, group)
     names = [name for name in ENCODINGS if space.dimensionality or name != "quadratic"]
-    encoding = ENCODINGS[draw.choice(names)]
+    name = draw.choice(names)
+    encoding = ENCODINGS[name]
+    if name in FACTORISE and options["kernel_size"] is None and draw.yes():
+        options |= {"normalization": "count", "dropout": 0.0}
     types = [draw.fields(space), draw.fields(space)]
     layer: Any = ea.GroupSelfAttention
     if draw.yes(0.25):

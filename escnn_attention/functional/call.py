@@ -28,6 +28,7 @@ class Call(ABC):
         query: the query poses Q(h) that contribute to an output pose h: ``"own"`` h, ``"all"`` all J.
         keys: the key poses that a query pose attends to: ``"all"``, or ``"own"``, only itself, where there are several.
         dropout: the probability with which a key is dropped from a query's attention.
+        normalization: ``"softmax"``; or ``"count"``, scores divided by the measure of the keys.
     """
 
     q: Tensor
@@ -36,6 +37,7 @@ class Call(ABC):
     query: QueryMode = field(default="own", kw_only=True)
     keys: KeyMode = field(default="all", kw_only=True)
     dropout: float = field(default=0.0, kw_only=True)
+    normalization: Normalization = field(default="softmax", kw_only=True)
 
     @property
     @abstractmethod

@@ -34,6 +34,7 @@ class Backend(Generic[_C]):
         folds: whether the call is reduced first to terms that are added to the keys.
         why_not_first: why ``"auto"`` passes it over for a call that it can serve, or None.
         serves_two_sets: whether keys may have other positions than queries.
+        counts: whether it serves ``normalization="count"``.
 
     Example:
         >>> from escnn_attention.functional import BACKENDS
@@ -48,6 +49,7 @@ class Backend(Generic[_C]):
     folds: bool = True
     why_not_first: Callable[[_C], str | None] = _nothing
     serves_two_sets: bool = False
+    counts: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Registry(Generic[_C]):
     Example:
         >>> from escnn_attention.functional import ON_GRIDS
         >>> list(ON_GRIDS.backends), ON_GRIDS.preference("cuda")
-        (['reference', 'blocked', 'native', 'triton', 'dense'], ('triton', 'dense', 'blocked'))
+        (['reference', 'blocked', 'native', 'triton', 'dense', 'linear'], ('triton', 'dense', 'blocked', 'linear'))
     """
 
     def __init__(
@@ -158,6 +160,9 @@ class Registry(Generic[_C]):
             if not entry.serves_two_sets and not call.one_set:
                 reasons.append("keys have other positions than queries")
                 continue
+            if not entry.counts and call.normalization == "count":
+                reasons.append("it is for a softmax")
+                continue
             left = self.fold(call)[0] if entry.folds else call
             reasons.append(_why_not(entry, left, first=backend == "auto"))
             if reasons[-1] is None:
@@ -169,6 +174,7 @@ class Registry(Generic[_C]):
         _check_poses(call)
         call, unfold = self.fold(call)
         served = call.one_set or self.packaged.serves_two_sets
+        served &= call.normalization == "softmax" or self.packaged.counts
         in_package = packaging() and not call.dropout and served and _why_not(self.packaged, call, first=True) is None
         out = (self.packaged if in_package else self.exported).attention(call)
         return out if unfold is None else unfold(out)

@@ -264,6 +264,7 @@ class GridOptions(HeadOptions, total=False):
     is_causal: bool
     stride: int
     scale_factor: int
+    normalization: Normalization
 
 
 class WindowOptions(HeadOptions, total=False):
@@ -275,6 +276,7 @@ class WindowOptions(HeadOptions, total=False):
     causal: bool
     is_causal: bool
     padding_mode: PaddingMode
+    normalization: Normalization
     backend: str
     samples: Samples | int | None
 

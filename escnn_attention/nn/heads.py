@@ -223,5 +223,5 @@ def shown_heads(core: HeadModule) -> list[str]:
         *shown(query=(core.query, None), keys=(core.keys, "all"), shared_scores=(core.shared_scores, False)),
         f"encoding={type(encoding).__name__}({encoding.extra_repr()})",
         *shown(qk_norm=(core.qk_norm is not None, False), registers=(registers and registers.keys.shape[1], None)),
-        *shown(dropout=(core.dropout, 0.0)),
+        *shown(dropout=(core.dropout, 0.0), normalization=(core.normalization, "softmax")),
     ]

@@ -86,11 +86,13 @@ class PointSelfAttention(PointLayer):
             \cdot e_{ij}` to the scores and multiply the weight of the value by :math:`1 + u_m \cdot e_{ij}`, which may
             change its sign; w and u are learned. None for no features.
         samples: for a continuous fiber group, its :class:`Samples` or their number; None for a finite one.
-        normalization: ``"softmax"``, or ``"count"``: scores divided by the number of keys, which may be negative.
+        normalization: ``"softmax"``, or ``"count"``: scores divided by the number of keys, which may be negative. In
+            whole clouds, with an encoding that factorises, the cost then grows linearly with the number of points.
         backend: ``"auto"``; ``"native"``, a compiled loop on the CPU over queries and their keys; ``"neighbours"``, the
             same by PyTorch operations on every device; ``"dense"``, PyTorch's fused attention, for whole clouds with an
             encoding that factorises (Fourier, rotary, absolute, none), without second derivatives, so that ``"auto"``
-            does not choose it if ``coords`` require a gradient; ``"reference"``, the formula for whole clouds.
+            does not choose it if ``coords`` require a gradient; ``"linear"``, one sum of keys and values for all points
+            of a cloud, with ``normalization="count"`` and such an encoding; ``"reference"``, the formula.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.

@@ -264,7 +264,7 @@ class PointLayer(PointModule):
         parts += [] if core.cutoff is None else [f"cutoff={core.cutoff.name}"]
         parts += [*shown(period=(core.relation.period, None)), *shown_heads(core)]
         parts += [] if isinstance(core.relation, Offset) else [f"relation={core.relation}"]
-        parts += shown(normalization=(core.normalization, "softmax"), length_scale=(core.length_scale, rule.length))
+        parts += shown(length_scale=(core.length_scale, rule.length))
         parts += shown(edge_dim=(core.edge_dim, None))
         return ", ".join(parts)
 

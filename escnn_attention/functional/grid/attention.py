@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.functional.call import KeyMode, QueryMode
-from escnn_attention.functional.grid import dense, native, portable, reference, triton
+from escnn_attention.functional.grid import dense, linear, native, portable, reference, triton
 from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.grid.fold import Unfold, fold
 from escnn_attention.functional.registry import Backend, Registry
@@ -37,22 +37,27 @@ def _fold(call: GridCall) -> tuple[GridCall, Unfold | None]:
     return fold(call, positions.coordinates, positions.scale, positions.key_coordinates)
 
 
+def _exported(call: GridCall) -> Tensor:
+    return (linear if call.normalization == "count" else portable).attention(call)
+
+
 _PREFERENCE = {"cpu": ("native", "blocked"), "cuda": ("triton", "dense", "blocked")}
 _portable = Backend(portable.attention, isolates_nonfinite=True, serves_two_sets=True)
 _native = Backend(native.attention, native.why_unsupported, isolates_nonfinite=True, serves_two_sets=True)
 
 ON_GRIDS: Registry[GridCall] = Registry(
     {
-        "reference": Backend(reference.attention, folds=False, serves_two_sets=True),
+        "reference": Backend(reference.attention, folds=False, serves_two_sets=True, counts=True),
         "blocked": _portable,
         "native": _native,
         "triton": Backend(triton.attention, triton.why_unsupported, isolates_nonfinite=True),
         "dense": Backend(dense.attention, dense.why_unsupported),
+        "linear": Backend(linear.attention, linear.why_unsupported, True, serves_two_sets=True, counts=True),
     },
-    preference=lambda device: _PREFERENCE.get(device, ("blocked",)),
+    preference=lambda device: (*_PREFERENCE.get(device, ("blocked",)), "linear"),
     fold=_fold,
     isolate=_isolate_nonfinite,
-    exported=_portable,
+    exported=Backend(_exported, isolates_nonfinite=True, serves_two_sets=True),
     packaged=_native,
 )
 """The backends of attention on grids."""

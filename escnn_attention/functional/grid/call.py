@@ -121,7 +121,7 @@ class Heads(Call):
 
     Attributes:
         bias: these terms.
-        q, k, v, query, keys, dropout: as in :class:`~escnn_attention.functional.call.Call`.
+        q, k, v, query, keys, dropout, normalization: as in :class:`~escnn_attention.functional.call.Call`.
     """
 
     bias: PositionalBias
@@ -145,7 +145,7 @@ class GridCall(Heads):
     Attributes:
         query_grid: the positions of the queries, and the window of keys that each of them sees.
         key_grid: the positions of the keys; the same object where queries and keys are on one grid.
-        q, k, v, query, keys, dropout: as in :class:`~escnn_attention.functional.call.Call`.
+        q, k, v, query, keys, dropout, normalization: as in :class:`~escnn_attention.functional.call.Call`.
         bias: the terms that positions and poses add to the scores.
 
     Example:
@@ -179,4 +179,5 @@ class GridCall(Heads):
             *(self.query_grid.spacing, self.key_grid.spacing),
             *(bias.num_poses, bias.absolute, bias.rotates_values, bias.spatial is None, bias.pose is None),
             *(bias.waves is None, bias.rotary is None, bias.log_measure is None, bias.log_window is None),
+            self.normalization,
         )

@@ -7,6 +7,7 @@ pose each of them is ordinary attention, so that pose becomes part of the axis o
 - :func:`fold_keys`: attention of the query pose with its own pose.
 - :func:`fold_frames`: absolute and rotary terms become part of the queries and keys of a frame.
 - :func:`fold_measure`: a measure of the keys becomes one more channel, in which every query is 1.
+- :func:`fold_shares`: without a softmax it multiplies the values, divided by its sum.
 
 What is left are terms that are added to the keys: a function of the offset and a table over the poses.
 """
@@ -43,6 +44,8 @@ def fold(call: _H, points: Tensor, scale: float = 1.0, key_points: Tensor | None
         scale: their unit.
         key_points: the positions of the keys, where these are others.
     """
+    if call.normalization == "count":
+        call = fold_shares(call)
     if call.bias.adds_to_keys and call.keys == "all":
         return call, None
     undo: list[Unfold] = []
@@ -97,7 +100,7 @@ def fold_keys(call: _H) -> tuple[_H, Unfold]:
         return table.flatten(0, 1).unsqueeze(1) if own else table.repeat_interleave(poses, 0)
 
     pose = bias.pose
-    if pose is not None and not bias.absolute and bias.rotary is None:
+    if pose is not None and not bias.absolute and bias.rotary is None and call.normalization == "softmax":
         pose = None  # The keys of a query have one pose, whose term is the same for all of them and drops out.
     elif pose is not None:
         pose = pose.expand(heads, -1, -1, -1)
@@ -230,6 +233,30 @@ def fold_measure(call: _H) -> tuple[_H, Unfold]:
         return out[..., :channels]
 
     return replace(call, q=q, k=k, v=F.pad(v, (0, 1)), bias=bias), unfold
+
+
+def fold_shares(call: _H) -> _H:
+    """Values multiplied by the share of their key in the measure of all keys that a query sees: all see all.
+
+    What is left is a sum of values times scores.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias
+        >>> from escnn_attention.functional.grid.call import Heads
+        >>> from escnn_attention.functional.grid.fold import fold_shares
+        >>> q, k, v = torch.ones(3, 2, 1, 25, 4, 8).unbind()
+        >>> fold_shares(Heads(q, k, v, PositionalBias(4), normalization="count")).v.unique()  # 25 positions of 4 poses
+        tensor([0.0100])
+    """
+    number, poses = call.k.shape[2:4]
+    axes = (-3,) if call.keys == "own" else (-3, -2)  # of the keys that a query sees
+    if call.bias.log_measure is None:
+        return replace(call, v=call.v / (number if call.keys == "own" else number * poses))
+    measure = call.bias.log_measure.to(working_precision(call.v.dtype)).exp().mT.unsqueeze(-1)
+    measure = measure.expand(*measure.shape[:-3], number, poses, 1)
+    share = measure / measure.sum(axes, keepdim=True).clamp(min=torch.finfo(measure.dtype).tiny)
+    return replace(call, v=call.v * share.to(call.v.dtype), bias=replace(call.bias, log_measure=None))
 
 
 def _weigh_offsets(bias: PositionalBias, log_window: Tensor, like: Tensor) -> PositionalBias:

@@ -61,7 +61,8 @@ def probabilities(call: GridCall, queries: Tensor | None = None, poses: Tensor |
 
     Returns:
         ``(M, B, n, m, J, N', P)``, where J runs over the query poses: one for ``"own"``, all of ``q``'s for ``"all"``.
-        It sums to 1 over the last axis but one and the last.
+        It sums to 1 over the last axis but one and the last; with ``normalization="count"`` it may be negative, and is
+        a score divided by the measure of all keys.
 
     Example:
         >>> import torch
@@ -90,6 +91,8 @@ def probabilities(call: GridCall, queries: Tensor | None = None, poses: Tensor |
         query_pose = poses[:, None] if call.query == "own" else key_pose.expand(len(poses), -1)
         other = query_pose[..., None] != key_pose  # H, J, P
         score = score.masked_fill(other[:, :, None], -torch.inf)
+    if call.normalization == "count":
+        return _shares(score, bias.log_measure).to(call.q.dtype)
     if bias.log_measure is not None:
         measure = bias.log_measure.to(score.dtype).mT
         measured = score + (measure if measure.dim() == 2 else measure[:, None, None, None])
@@ -98,6 +101,18 @@ def probabilities(call: GridCall, queries: Tensor | None = None, poses: Tensor |
         score = torch.where(unseen, score, measured)
     exact = working_precision(score.dtype)
     return score.flatten(-2).softmax(-1, dtype=exact).to(call.q.dtype).unflatten(-1, (num_keys, -1))
+
+
+def _shares(score: Tensor, log_measure: Tensor | None) -> Tensor:
+    """Scores ``(..., N', P)``, those of keys that are not seen -inf, times the share of the key in the measure."""
+    unseen = score.isneginf()
+    mass = torch.ones_like(score)
+    if log_measure is not None:
+        measure = log_measure.exp().to(score.dtype).mT
+        mass = mass * (measure if measure.dim() == 2 else measure[:, None, None, None])
+    mass = mass.masked_fill(unseen, 0.0)
+    total = mass.sum((-1, -2), keepdim=True).clamp(min=torch.finfo(mass.dtype).tiny)
+    return score.masked_fill(unseen, 0.0) * mass / total
 
 
 def _scores(

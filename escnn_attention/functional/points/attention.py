@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from escnn_attention.functional.points import dense, loop, portable, reference
+from escnn_attention.functional.points import dense, linear, loop, portable, reference
 from escnn_attention.functional.points.call import PointCall, fold_points
 from escnn_attention.functional.registry import Backend, Registry
 
-_portable = Backend(portable.attention, isolates_nonfinite=True, serves_two_sets=True)
+_portable = Backend(portable.attention, isolates_nonfinite=True, serves_two_sets=True, counts=True)
 _native = Backend(
     loop.attention,
     loop.why_unsupported,
     isolates_nonfinite=True,
     why_not_first=loop.why_not_first,
     serves_two_sets=True,
+    counts=True,
 )
 
 BETWEEN_POINTS: Registry[PointCall] = Registry(
@@ -20,11 +21,19 @@ BETWEEN_POINTS: Registry[PointCall] = Registry(
         "native": _native,
         "neighbours": _portable,
         "dense": Backend(dense.attention, dense.why_unsupported, True, folds=False, why_not_first=dense.why_not_first),
-        "reference": Backend(reference.attention, isolates_nonfinite=True, folds=False, serves_two_sets=True),
+        "linear": Backend(
+            *(linear.attention, linear.why_unsupported, True),
+            folds=False,
+            why_not_first=linear.why_not_first,
+            counts=True,
+        ),
+        "reference": Backend(
+            reference.attention, isolates_nonfinite=True, folds=False, serves_two_sets=True, counts=True
+        ),
     },
-    preference=lambda device: ("dense", "native", "neighbours"),
+    preference=lambda device: ("linear", "dense", "native", "neighbours"),
     fold=fold_points,
     exported=Backend(portable.exported, serves_two_sets=True),
-    packaged=Backend(loop.exported, loop.why_unsupported, why_not_first=loop.why_not_first),
+    packaged=Backend(loop.exported, loop.why_unsupported, why_not_first=loop.why_not_first, counts=True),
 )
 """The backends of attention between points."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.call import Call, Normalization
+from escnn_attention.functional.call import Call
 from escnn_attention.functional.grid.call import Heads
 from escnn_attention.functional.grid.fold import Unfold, fold
 from escnn_attention.functional.points.bias import PairBias, PairScores, PairTables
@@ -28,8 +28,7 @@ class PointCall(Call):
         bias: the terms that positions and poses add to the scores of pairs.
         query_points: the positions of the queries, and which keys each of them sees.
         key_points: the positions of the keys; the same object where queries and keys are the same points.
-        q, k, v, query, keys, dropout: as in :class:`~escnn_attention.functional.call.Call`.
-        normalization: ``"softmax"``; or ``"count"``, scores divided by the measure of the keys.
+        q, k, v, query, keys, dropout, normalization: as in :class:`~escnn_attention.functional.call.Call`.
         values: a kernel that values pass through; None for their weighted sum.
         edges: ``(2, M, F)``: by what the features of an edge add to the scores of each head, and by what they change
             the factor 1 of its weights; None without.
@@ -55,7 +54,6 @@ class PointCall(Call):
     bias: PairBias
     query_points: Points
     key_points: Points
-    normalization: Normalization = field(default="softmax", kw_only=True)
     values: Values | None = field(default=None, kw_only=True)
     edges: Tensor | None = field(default=None, kw_only=True)
     envelope: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, kw_only=True)
@@ -73,14 +71,19 @@ class PointCall(Call):
         """Whether every point sees its whole cloud, of :data:`MANY` points on average."""
         return self.query_points.mean_size >= MANY
 
+    @property
+    def has_sums_to_share(self) -> bool:
+        """Whether clouds are large, and of more points on average than a head has channels."""
+        return self.has_large_clouds and self.query_points.mean_size > self.q.shape[-1]
+
     def key(self) -> Hashable | None:
         points, bias, measure = self.query_points, self.bias, self.bias.log_measure
         if points.coordinates.requires_grad and self.dropout:
             return None
-        large = self.has_large_clouds
+        large, sums = self.has_large_clouds, self.has_sums_to_share
         return (
             *(self.q.shape, self.k.shape, self.q.dtype, self.q.device, self.query, self.keys, self.dropout),
-            *(self.normalization, self.values is None, self.edges is None, points.whole, large),
+            *(self.normalization, self.values is None, self.edges is None, points.whole, large, sums),
             *(self.key_points is points, type(bias), bias.in_frames, bias.tables.offsets, large and bias.factorises),
             *(torch.is_grad_enabled(), points.coordinates.requires_grad),
             measure is not None and measure.requires_grad,

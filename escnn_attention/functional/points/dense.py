@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +23,17 @@ _SLACK = {"cpu": 1.0, "cuda": 1.5}
 
 def why_unsupported(call: PointCall) -> str | None:
     """Why a call is not softmax attention of all points of clouds to each other, by an encoding that factorises."""
-    if call.values is not None or call.edges is not None or call.normalization != "softmax":
-        return "it is for softmax attention with an encoding, and for edges without features"
+    return why_no_product(call) or why_no_kernel(call.q, call.dropout)
+
+
+def why_no_product(call: PointCall) -> str | None:
+    """Why the scores of a call are not those of all points of a cloud, products of what queries and keys know."""
+    if call.values is not None or call.edges is not None:
+        return "it is for attention with an encoding, and for edges without features"
     if reason := call.bias.why_no_table():
         return reason
     if not call.query_points.whole:
         return "it is for the offsets between all points of a cloud"
-    if reason := why_no_kernel(call.q, call.dropout):
-        return reason
     return None if call.bias.factorises else "it needs an encoding that factorises: Fourier, rotary, absolute, none"
 
 
@@ -69,16 +74,26 @@ def _in_reentrant_checkpoint() -> bool:
 
 def attention(call: PointCall) -> Tensor:
     """Fused attention in all clouds: see :func:`escnn_attention.functional.attention`."""
+    return in_clouds(call, fused)
+
+
+def in_clouds(call: PointCall, attend: Callable[[Heads, Tensor], Tensor]) -> Tensor:
+    """Attention of all clouds, those of one size at once, as images: ``(M, 1, N, H, C)``.
+
+    Args:
+        call: of whole clouds.
+        attend: the attention of images, folded, with points at ``(B · n, d)``: ``(M, B, n, H, C)``.
+    """
     heads, _, number, _, channels = call.q.shape
     shape = (number, heads, call.num_poses, channels)
     groups = call.query_points.clouds().alike(_SLACK.get(call.q.device.type, 1.0))
     # Without anything that tells them apart, all output poses are alike.
-    out = [_attend(call, some).expand(-1, -1, -1, shape[2], -1) for some in groups]
+    out = [_attend(call, some, attend).expand(-1, -1, -1, shape[2], -1) for some in groups]
     rows = [y.permute(1, 2, 0, 3, 4).flatten(0, 1) for y in out]
     return (in_place(rows, groups, shape) if rows else call.v.new_zeros(shape)).transpose(0, 1).unsqueeze(1)
 
 
-def _attend(call: PointCall, some: Chunk) -> Tensor:
+def _attend(call: PointCall, some: Chunk, attend: Callable[[Heads, Tensor], Tensor]) -> Tensor:
     """The attention of clouds to themselves, each of which is an image: ``(M, B, n, H, C)``."""
     # The first point of a cloud fills up, where it is near the others and counts nothing as a key.
     take = RowsOf(some.keys, some.keys[:, :1] if some.padded else None, some.first)
@@ -94,6 +109,7 @@ def _attend(call: PointCall, some: Chunk) -> Tensor:
         )
     q, k, v = (take(t.squeeze(1).transpose(0, 1)).permute(2, 0, 1, 3, 4) for t in (call.q, call.k, call.v))
     bias = replace(bias, log_measure=measure)
-    folded, unfold = fold(Heads(q, k, v, bias, query=call.query, keys=call.keys, dropout=call.dropout), points)
-    out = fused(folded, points)
+    modes: dict[str, Any] = {"query": call.query, "keys": call.keys, "normalization": call.normalization}
+    folded, unfold = fold(Heads(q, k, v, bias, dropout=call.dropout, **modes), points)
+    out = attend(folded, points)
     return out if unfold is None else unfold(out)

@@ -85,9 +85,10 @@ def _normalized(call: PointCall, score: Tensor, some: Chunk, envelope: Tensor | 
             e = u * (score - largest).masked_fill(u == 0, 0.0).exp()
             return e / e.sum((-1, -2), keepdim=True)
         return score.flatten(-2).softmax(-1).unflatten(-1, score.shape[-2:])
-    mass = (mu.exp() + torch.zeros_like(score[:, :1, :1, :1])).masked_fill(unseen, 0.0)
+    unseen = unseen | score.isneginf()  # keys of other poses than the query's
+    mass = (mu.exp() + torch.zeros_like(score)).masked_fill(unseen, 0.0)
     mass = mass if u is None else mass * u
-    return score * mass / mass.sum((-1, -2), keepdim=True)
+    return score.masked_fill(unseen, 0.0) * mass / mass.sum((-1, -2), keepdim=True)
 
 
 def _in_frames(call: PointCall, q: Tensor, k: Tensor, v: Tensor, some: Chunk) -> tuple[Tensor, Tensor]:
