@@ -120,25 +120,10 @@ def offsets_from_mean(
         num_clouds: the number of clouds.
     """
     if mask is not None:
-        return _offsets_of_shown(coords, batch, num_clouds, mask, measure)
+        coords, batch, measure = _apart(mask, coords, batch, num_clouds, measure)
+        return torch.where(mask[:, None], offsets_from_mean(coords, batch, num_clouds + 1, None, measure), 0.0)
     means = pool_clouds(coords, batch, num_clouds, "mean", measure)
     return coords - (means if batch is None else means[batch])
-
-
-def _offsets_in_program(
-    coords: Tensor, batch: Tensor | None, num_clouds: int, mask: Tensor, measure: Tensor | None
-) -> Tensor:
-    coords, batch, measure = _apart(mask, coords, batch, num_clouds, measure)
-    return torch.where(mask[:, None], offsets_from_mean(coords, batch, num_clouds + 1, None, measure), 0.0)
-
-
-@in_programs(_offsets_in_program)
-def _offsets_of_shown(
-    coords: Tensor, batch: Tensor | None, num_clouds: int, mask: Tensor, measure: Tensor | None
-) -> Tensor:
-    there = mask.nonzero().squeeze(-1)
-    y = offsets_from_mean(coords[there], _part(batch, there), num_clouds, None, _part(measure, there))
-    return torch.zeros_like(coords).index_copy(0, there, y)
 
 
 def read(
@@ -150,39 +135,15 @@ def read(
     measure: Tensor | None,
 ) -> Tensor:
     """The output of a head for the points that are there; at the others, where it has one, zero."""
-    if mask is not None:
-        return _read_shown(head, x, batch, num_clouds, mask, measure)
-    y: Tensor = head(x, batch, num_clouds, measure)
-    return of_clouds(y, batch) if _pools(head) else y
-
-
-def _pools(head: torch.nn.Module) -> bool:
-    return getattr(head, "pool", None) is not None
-
-
-def _read_in_program(
-    head: torch.nn.Module, x: Tensor, batch: Tensor | None, num_clouds: int, mask: Tensor, measure: Tensor | None
-) -> Tensor:
+    pools = getattr(head, "pool", None) is not None
+    if mask is None:
+        y: Tensor = head(x, batch, num_clouds, measure)
+        return of_clouds(y, batch) if pools else y
     x, cloud, measure = _apart(mask, x, batch, num_clouds, measure)
-    y: Tensor = head(x, cloud, num_clouds + 1, measure)
-    if _pools(head):
+    y = head(x, cloud, num_clouds + 1, measure)
+    if pools:
         return of_clouds(y[:num_clouds], batch)
     return torch.where(mask.view(-1, *[1] * (y.dim() - 1)), y, 0.0)
-
-
-@in_programs(_read_in_program)
-def _read_shown(
-    head: torch.nn.Module, x: Tensor, batch: Tensor | None, num_clouds: int, mask: Tensor, measure: Tensor | None
-) -> Tensor:
-    there = mask.nonzero().squeeze(-1)
-    y: Tensor = head(x[there], _part(batch, there), num_clouds, _part(measure, there))
-    if _pools(head):
-        return y
-    return y.new_zeros(len(x), *y.shape[1:]).index_copy(0, there, y)
-
-
-def _part(values: Tensor | None, chosen: Tensor) -> Tensor | None:
-    return None if values is None else values[chosen]
 
 
 def _apart(

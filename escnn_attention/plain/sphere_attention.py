@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional.points.bias import Relate
 from escnn_attention.geometry.points import Cloud, Points
 from escnn_attention.plain.buffers import ExactBuffers
@@ -86,23 +85,16 @@ class LocalFrames(ExactBuffers):
         return x
 
 
-def _sum_of_waves_in_program(generator: Tensor, waves: Tensor | None, angle: Tensor) -> Tensor:
-    if waves is None:
-        return _matrix_exp(generator, angle)
-    precise = working_precision(generator.dtype)
-    return _sum_of_waves(angle.to(precise), waves.to(precise))
-
-
-def _matrix_exp(generator: Tensor, angle: Tensor) -> Tensor:
+def _exponential(generator: Tensor, waves: Tensor | None, angle: Tensor) -> Tensor:
+    """The matrices ``(N, n, n)`` of rotations by angles ``(N,)``: sums of :func:`_waves_of` where there are some."""
     # In the precision of the generators, whatever autocast does, and not in half precision.
     precise = working_precision(generator.dtype)
-    return torch.linalg.matrix_exp(angle.to(precise)[:, None, None] * generator.to(precise))
-
-
-@in_programs(_sum_of_waves_in_program)
-def _exponential(generator: Tensor, waves: Tensor | None, angle: Tensor) -> Tensor:
-    """The matrices of rotations by angles; in programs as sums of waves, since ONNX has no exponential of matrices."""
-    return _matrix_exp(generator, angle)
+    angle = angle.to(precise)
+    if waves is None:
+        return torch.linalg.matrix_exp(angle[:, None, None] * generator.to(precise))
+    phases = angle[:, None] * torch.arange(waves.shape[1], device=angle.device, dtype=precise)
+    cosines, sines = waves.to(precise)
+    return torch.einsum("nk,kij->nij", phases.cos(), cosines) + torch.einsum("nk,kij->nij", phases.sin(), sines)
 
 
 def _waves_of(generator: np.ndarray) -> np.ndarray | None:
@@ -125,12 +117,6 @@ def _waves_of(generator: np.ndarray) -> np.ndarray | None:
         waves[0, abs(order)] += projector.real
         waves[1, abs(order)] -= np.sign(order) * projector.imag
     return waves
-
-
-def _sum_of_waves(angle: Tensor, waves: Tensor) -> Tensor:
-    """The matrices ``(N, n, n)`` of rotations by angles ``(N,)``, of :func:`_waves_of`."""
-    phases = angle[:, None] * torch.arange(waves.shape[1], device=angle.device, dtype=angle.dtype)
-    return torch.einsum("nk,kij->nij", phases.cos(), waves[0]) + torch.einsum("nk,kij->nij", phases.sin(), waves[1])
 
 
 class SphereAttention(PointAttention):
