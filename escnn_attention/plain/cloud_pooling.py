@@ -135,15 +135,36 @@ def read(
     measure: Tensor | None,
 ) -> Tensor:
     """The output of a head for the points that are there; at the others, where it has one, zero."""
-    pools = getattr(head, "pool", None) is not None
-    if mask is None:
-        y: Tensor = head(x, batch, num_clouds, measure)
-        return of_clouds(y, batch) if pools else y
+    if mask is not None:
+        return _read_shown(head, x, batch, num_clouds, mask, measure)
+    y: Tensor = head(x, batch, num_clouds, measure)
+    return of_clouds(y, batch) if _pools(head) else y
+
+
+def _pools(head: torch.nn.Module) -> bool:
+    return getattr(head, "pool", None) is not None
+
+
+def _read_in_program(
+    head: torch.nn.Module, x: Tensor, batch: Tensor | None, num_clouds: int, mask: Tensor, measure: Tensor | None
+) -> Tensor:
     x, cloud, measure = _apart(mask, x, batch, num_clouds, measure)
-    y = head(x, cloud, num_clouds + 1, measure)
-    if pools:
+    y: Tensor = head(x, cloud, num_clouds + 1, measure)
+    if _pools(head):
         return of_clouds(y[:num_clouds], batch)
     return torch.where(mask.view(-1, *[1] * (y.dim() - 1)), y, 0.0)
+
+
+@in_programs(_read_in_program)
+def _read_shown(
+    head: torch.nn.Module, x: Tensor, batch: Tensor | None, num_clouds: int, mask: Tensor, measure: Tensor | None
+) -> Tensor:
+    there = mask.nonzero().squeeze(-1)  # what is hidden is in no batch norm
+    batch, measure = (None if t is None else t[there] for t in (batch, measure))
+    y: Tensor = head(x[there], batch, num_clouds, measure)
+    if _pools(head):
+        return y
+    return y.new_zeros(len(x), *y.shape[1:]).index_copy(0, there, y)
 
 
 def _apart(

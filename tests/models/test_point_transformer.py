@@ -193,11 +193,14 @@ def test_points_of_measure_two_count_as_two():
             agree(network(x, coords, measure=measure), network(x[twice], coords[twice]))
 
 
-def test_masked_points_reach_nothing():
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_masked_points_reach_nothing(batch_norm):
+    """No output at other points, and no statistics of a batch."""
     space = gspaces.rot2dOnR2(3)
     mask = torch.tensor([True, False, True, True, True, True, True, False, True])
     for pool in ("mean", "sum", "max", None):
-        network = PointTransformer(space, 3, 2, pool=pool, positions=True, **SMALL).double()
+        head = {"batch_norm": batch_norm}
+        network = PointTransformer(space, 3, 2, pool=pool, positions=True, head=head, **SMALL).double()
         x, coords = cloud(network.in_type)
         alone = network(x[mask], coords[mask], batch=BATCH[mask])
         x[~mask] = coords[~mask] = torch.nan
