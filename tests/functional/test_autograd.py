@@ -321,7 +321,7 @@ def test_a_wrong_gradient_is_found_out():
 
 def test_no_second_derivatives_with_dropout():
     call = a_scale(dropout=0.5)
-    with pytest.raises(RuntimeError, match="'scale' has no second derivatives with dropout; needed backend='plain'"):
+    with pytest.raises(RuntimeError, match=r"second derivatives .*backend='plain'"):
         torch.autograd.grad(scale(call).sum(), call.x, create_graph=True)
 
 

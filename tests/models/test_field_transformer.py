@@ -237,7 +237,7 @@ def test_a_memory_that_does_not_fit():
     ):
         with pytest.raises(ValueError, match=message):
             network(x, condition=c, **arguments)
-    with pytest.raises(ValueError, match="memory: FieldTransformer got one and was made without"):
+    with pytest.raises(ValueError, match=r"memory: .*made without"):
         head(condition=None)(spaces.random_field(ACTION, 5), spaces.random_field(ACTION, 5))
     scalars = FieldType(D4, [D4.trivial_repr])
     for options, error, message in (

@@ -118,7 +118,7 @@ def test_bad_arguments():
     with pytest.raises(TypeError, match=r"^encoding: .*no such option"):
         VisionTransformer(GROUPS[0], 2, 3, **SIZES, block={"encoding": "mlp"})
     scalars = spaces.scalars(GROUPS[0], 2)
-    with pytest.raises(ValueError, match="num_classes: got a type of fields"):
+    with pytest.raises(ValueError, match="num_classes: got a type"):
         VisionTransformer(GROUPS[0], 2, scalars, **SIZES)
     with pytest.raises(ValueError, match="in_channels: got a type over"):
         VisionTransformer(GROUPS[1], scalars, 3, **SIZES)

@@ -253,7 +253,7 @@ def test_mistakes():
     with pytest.raises(ValueError, match=r"statistics: .*needed one of"):
         FeatureAttention(fields, statistics=["median"])
     for statistics in ((), ("mean", "mean")):
-        with pytest.raises(ValueError, match=r"statistics: got .*, needed 'mean', 'max' or both"):
+        with pytest.raises(ValueError, match=r"statistics: .*'mean', 'max'"):
             FeatureAttention(fields, statistics=statistics)
     with pytest.raises(TypeError, match=r"statistics: .*needed 'mean', 'max'"):
         FeatureAttention(fields, statistics=2)
@@ -542,9 +542,9 @@ def test_mistakes_attentive_conv():
     fields, vectors = spaces.regular(gspace, 2), FieldType(gspace, [gspace.irrep(1)])
     with pytest.raises(TypeError, match="in_type: got str"):
         AttentiveConv("fields", fields, 3)
-    with pytest.raises(ValueError, match=r"in_type: AttentiveConv needs regular fields only, or .* got irrep_1"):
+    with pytest.raises(ValueError, match=r"in_type: .*regular .*got irrep_1"):
         AttentiveConv(vectors, fields, 3)
-    with pytest.raises(ValueError, match=r"out_type: AttentiveConv needs regular fields only, or trivial .* regular"):
+    with pytest.raises(ValueError, match=r"out_type: .*regular .*trivial"):
         AttentiveConv(fields, fields + vectors, 3)
     with pytest.raises(ValueError, match=r"out_type: .*is C8"):
         AttentiveConv(fields, spaces.regular(gspaces.rot2dOnR2(8), 1), 3)

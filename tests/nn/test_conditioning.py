@@ -220,7 +220,7 @@ def test_no_images_and_no_positions(kind):
     module, none = MAKE[kind](fields), torch.empty(0, N)
     assert module(fields(torch.empty(0, 8, 3, 3)), none).shape == (0, 8, 3, 3)
     assert module.export()(torch.empty(0, 8, 3, 3), none).shape == (0, 8, 3, 3)
-    with pytest.raises(ValueError, match="input: a grid of 0×5 has no positions"):
+    with pytest.raises(ValueError, match=r"input: .*no positions"):
         module(fields(torch.empty(2, 8, 0, 5)), torch.empty(2, N))
 
 
@@ -411,7 +411,7 @@ def test_times():
     t = torch.tensor([0.0, 0.3], dtype=torch.float64)
     angles = 10 * t[:, None] * torch.tensor([1.0, 10_000 ** (-1 / 3), 10_000 ** (-2 / 3)], dtype=torch.float64)
     torch.testing.assert_close(embedding(t), embedding.layers(torch.cat([angles.cos(), angles.sin()], 1)))
-    with pytest.raises(ValueError, match="n: got 5, needed an even"):
+    with pytest.raises(ValueError, match=r"n: .*even"):
         TimestepEmbedding(5)
     with pytest.raises(ValueError, match="times: got shape"):
         embedding(t[:, None])
@@ -428,7 +428,7 @@ def test_masks_of_a_block():
     torch.testing.assert_close(y[:1, :, :3, :4], alone)
     torch.testing.assert_close(block.export()(x.tensor, mask, condition), y)
     over_positions = block_on(fields, norm_scope="sample").double()
-    with pytest.raises(ValueError, match="mask: got one, and norms of this block are over positions"):
+    with pytest.raises(ValueError, match=r"mask: .*over positions"):
         over_positions(x, mask, condition)
 
 
@@ -438,7 +438,7 @@ def test_crops_of_a_block():
     condition = torch.randn(2, N).double()
     assert block(x, condition=condition).shape == (2, 8, 3, 3)
     assert block(x, torch.ones(2, 5, 5, dtype=torch.bool), condition).shape == (2, 8, 3, 3)
-    with pytest.raises(ValueError, match=r"condition: got one for each position, of which crop=1"):
+    with pytest.raises(ValueError, match=r"condition: .*crop=1"):
         block(x, condition=torch.randn(2, N, 5, 5).double())
 
 
@@ -544,15 +544,15 @@ def test_conditions_that_are_missing_or_too_many():
     fields = spaces.regular(C4, 2)
     x, points = fields(torch.randn(2, 8, 3, 3)), GeometricTensor(torch.randn(6, 8), fields, torch.randn(6, 2))
     c = torch.randn(2, N)
-    with pytest.raises(ValueError, match="condition: TransformerBlock got None, needed vectors of 5"):
+    with pytest.raises(ValueError, match="condition: TransformerBlock got None"):
         block_on(fields)(x)
-    with pytest.raises(ValueError, match="condition: TransformerBlock got one and has none"):
+    with pytest.raises(ValueError, match=r"condition: TransformerBlock .*has none"):
         block_on(fields, condition=None)(x, condition=c)
-    with pytest.raises(ValueError, match="condition: PointTransformerBlock got None, needed vectors of 5"):
+    with pytest.raises(ValueError, match="condition: PointTransformerBlock got None"):
         PointTransformerBlock(fields, fields, condition=N)(points)
-    with pytest.raises(ValueError, match="condition: PointTransformerBlock got one and has none"):
+    with pytest.raises(ValueError, match=r"condition: PointTransformerBlock .*has none"):
         PointTransformerBlock(fields, fields)(points, condition=c)
-    with pytest.raises(ValueError, match="condition: got None, and the norms of this block need one"):
+    with pytest.raises(ValueError, match="condition: got None"):
         PointTransformerBlock(fields, fields, condition=N).export()(points.tensor, points.coords)
     with pytest.raises(ValueError, match=r"condition: got shape \(2, 4\)"):
         block_on(fields)(x, condition=torch.randn(2, 4))
@@ -561,7 +561,7 @@ def test_conditions_that_are_missing_or_too_many():
 def test_networks_without_a_condition_refuse_blocks_with_one():
     from escnn_attention.models import HybridNet, PointTransformer
 
-    with pytest.raises(TypeError, match="condition: block has no such option"):
+    with pytest.raises(TypeError, match=r"condition: .*no such option"):
         HybridNet(C4, 1, 2, widths=(2, 2), convolutions=(1, 0), attention=(0, 1), block={"condition": 3})
     with pytest.raises(TypeError, match="attention: got 'condition'"):
         PointTransformer(C4, 2, 1, fields=2, num_blocks=1, num_heads=1, attention={"condition": 3})

@@ -513,9 +513,9 @@ def test_grids_share_their_extent_or_have_a_spacing():
     x = random_field(fields, 8, 8)
     for key_shape in ((8, 8), (4, 4), (16, 16), (12, 12)):
         assert error_of(layer, x, random_field(fields, *key_shape), elements=grid_generators(C4)) < TOLERANCE
-    with pytest.raises(ValueError, match=r"keys: got grids of 8×8 and 4×2 .* the same ratio"):
+    with pytest.raises(ValueError, match=r"keys: .*same ratio"):
         layer(x, random_field(fields, 4, 2))
-    with pytest.raises(ValueError, match=r"keys: got grids of 9×9 and 20×20 .* whole numbers up to 16"):
+    with pytest.raises(ValueError, match=r"keys: .*whole numbers"):
         layer(random_field(fields, 9, 9), random_field(fields, 20, 20))
     strided = drawn(GroupCrossAttention(fields, fields, fields, kernel_size=3, spacing=2))
     y = random_field(fields, 9, 9)
@@ -526,7 +526,7 @@ def test_grids_share_their_extent_or_have_a_spacing():
     own.load_state_dict(strided.state_dict())
     torch.testing.assert_close(strided(y, keys).tensor[:, :, ::2, ::2], own(keys, keys).tensor)
     narrow = drawn(GroupCrossAttention(fields, fields, fields, kernel_size=1))
-    with pytest.raises(ValueError, match=r"kernel_size: got 1, .* sees none; needed a larger window"):
+    with pytest.raises(ValueError, match=r"kernel_size: got 1, .*larger window"):
         narrow(x, random_field(fields, 16, 16))
 
 
@@ -712,7 +712,7 @@ def test_what_does_not_fit():
         with pytest.raises(error, match=message):
             call()
     apart = GroupCrossAttention(tokens, image, tokens, value_type=scalars(C4, 1)).double()
-    with pytest.raises(ValueError, match="values: got None, needed features of type"):
+    with pytest.raises(ValueError, match="values: got None"):
         apart(x, y)
 
 

@@ -51,19 +51,19 @@ class TestScales:
 
     @pytest.mark.parametrize("base", [1, 0.5, "2", True, math.inf, math.nan, None])
     def test_base(self, base):
-        with pytest.raises(ValueError, match=r"base: got .*, needed a number above 1"):
+        with pytest.raises(ValueError, match=r"base: .*above 1"):
             Scales(base)
 
     def test_count(self):
         with pytest.raises(ValueError, match=r"count: .*needed at least"):
             Scales(2, 0)
-        with pytest.raises(TypeError, match=r"count: got 2.5, needed an integer"):
+        with pytest.raises(TypeError, match=r"count: got 2\.5"):
             Scales(2, 2.5)
 
     def test_types_that_differ(self):
         space = PLANE["C4"]()
         for fields in ([space.regular_repr] * 4, [space.regular_repr, space.trivial_repr, space.regular_repr]):
-            with pytest.raises(ValueError, match=r"field_type: got .*, needed the same fields at each of 3 scales"):
+            with pytest.raises(ValueError, match=r"field_type: .*same fields"):
                 THREE.single(FieldType(space, fields))
         with pytest.raises(TypeError, match="field_type: got int"):
             THREE.repeat(3)

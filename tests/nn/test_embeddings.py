@@ -85,12 +85,12 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match=r"^size: got 0"):
         PatchEmbedding(scalars, fields, 0)
     for gspace in gspaces.rot2dOnR2(8), gspaces.flipRot2dOnR2(4, axis=0.3):
-        with pytest.raises(ValueError, match="does not map a square grid onto itself, needed a group that does"):
+        with pytest.raises(ValueError, match="square grid onto itself"):
             PatchEmbedding(spaces.scalars(gspace, 1), spaces.mixed(gspace), 2)
     point = spaces.POINT["D4 on a point"]()
     with pytest.raises(ValueError, match="has no base space"):
         PatchEmbedding(spaces.scalars(point, 1), spaces.mixed(point), 2)
-    with pytest.raises(ValueError, match=r"^input: patches of 2 do not divide a grid of 4×5"):
+    with pytest.raises(ValueError, match=r"^input: patches .*4×5"):
         PatchEmbedding(scalars, fields, 2)(scalars(torch.zeros(1, 1, 4, 5)))
 
 
@@ -142,7 +142,7 @@ def test_under_autocast_the_table_keeps_its_precision():
 def test_bad_arguments_position_table():
     with pytest.raises(ValueError, match=r"^size: got 0"):
         PositionTable(spaces.mixed(D4), 0)
-    with pytest.raises(ValueError, match="does not map a square grid onto itself"):
+    with pytest.raises(ValueError, match="square grid onto itself"):
         PositionTable(spaces.mixed(gspaces.rot2dOnR2(3)), 4)
 
 

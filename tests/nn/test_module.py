@@ -231,7 +231,7 @@ def test_check_equivariance_prints_nothing(capsys):
 
 def test_check_equivariance_finds_broken_modules():
     for module in PlainModule(C4, C4, Broken()), Late(C4, C4):
-        with pytest.raises(AssertionError, match=r"1.*the error is .*, more than"):
+        with pytest.raises(AssertionError, match="the error is"):
             module.check_equivariance()
     errors = dict(PlainModule(C4, C4, Broken()).check_equivariance(atol=100))
     assert min(error for g, error in errors.items() if g != C4.fibergroup.identity) > 0.01

@@ -466,5 +466,5 @@ def test_sets_of_tokens_are_sequences_whose_order_does_not_matter():
     for number in range(2):
         expected = sequence(fields(x[batch == number].T.unsqueeze(0))).tensor.squeeze(0).T
         torch.testing.assert_close(found[batch == number], expected)
-    with pytest.raises(TypeError, match="causal: PointSelfAttention has no such option"):
+    with pytest.raises(TypeError, match=r"causal: .*no such option"):
         PointSelfAttention(fields, fields, causal=True)

@@ -69,7 +69,7 @@ def test_fields_without_pointwise_nonlinearities_are_refused():
     with pytest.raises(ValueError, match=r"in_type: .*irrep_1,1 does"):
         SiLU(field_type)
     for name in FORMULAS:
-        with pytest.raises(ValueError, match="acts on every channel by itself, which irrep_1,0, irrep_1,1 does not"):
+        with pytest.raises(ValueError, match=r"every channel .*irrep_1,0, irrep_1,1"):
             activation_of(field_type, name)
     module = SiLU(spaces.regular(gspace, 1))
     module.in_type = module.out_type = FieldType(gspace, [gspace.irrep(1, 1)])
@@ -162,9 +162,9 @@ def test_wrong_arguments():
         PoseLinear("regular", regular)
     with pytest.raises(TypeError, match="out_type: got NoneType"):
         PoseLinear(regular, None)
-    with pytest.raises(ValueError, match=r"out_type: its gspace is C3.*, needed that of in_type, C4"):
+    with pytest.raises(ValueError, match=r"out_type: .*C3.*C4"):
         PoseLinear(regular, spaces.regular(other, 1))
-    with pytest.raises(ValueError, match=r"in_type: a map to .*, which is not regular, needs regular fields only"):
+    with pytest.raises(ValueError, match=r"in_type: .*regular fields only"):
         PoseLinear(mixed, mixed)
     with pytest.raises(ValueError, match=r"in_type: .*irrep_0, irrep_2"):
         PoseLinear(mixed, regular, projection="pointwise")

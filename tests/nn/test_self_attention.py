@@ -395,9 +395,9 @@ def test_shared_scores_between_points_are_of_offsets():
     ):
         with pytest.raises(ValueError, match=f"^shared_scores: .*{message}"):
             PointSelfAttention(fields, fields, 1, **{**SHARED, **options})
-    with pytest.raises(TypeError, match=r"^shared_scores: PointAttentiveConv has no such option"):
+    with pytest.raises(TypeError, match=r"^shared_scores: .*no such option"):
         PointAttentiveConv(fields, fields, 1, shared_scores=True)
-    with pytest.raises(ValueError, match=r"^shared_scores: got True, but an attentive convolution"):
+    with pytest.raises(ValueError, match=r"^shared_scores: .*attentive convolution"):
         PointTransformerBlock(fields, fields, kernel_features=2, shared_scores=True)
 
 
@@ -470,7 +470,7 @@ class TestEquivariance:
             layer = attention_for(ALL[name](), encoding=encoding, size=size, backend=backend, **options)
             x = random_field(layer.in_type, *shape_of(layer.space, 4), batch=1)
             if size is None and encoding == "mlp" and backend == "dense":
-                with pytest.raises(ValueError, match="cannot serve this call: without a window it needs"):
+                with pytest.raises(ValueError, match="without a window"):
                     turned_error(layer, x)
                 continue
             assert turned_error(layer, x) < TOLERANCE
@@ -675,7 +675,7 @@ class TestModule:
         fields = regular(space, 6)
         assert GroupSelfAttention(fields, fields, 3, kernel_size=None).head_fields == 2
         assert GroupSelfAttention(fields, fields, 4, head_fields=5, kernel_size=None).head_fields == 5
-        with pytest.raises(ValueError, match=r"num_heads: the 6 regular fields .* 4 heads; set head_fields"):
+        with pytest.raises(ValueError, match=r"num_heads: .*set head_fields"):
             GroupSelfAttention(fields, fields, 4, kernel_size=None)
         # Without regular fields: the least number whose 2 heads have at least 33 channels with 8 poses each.
         assert GroupSelfAttention(fields, scalars(space, 33), 2, kernel_size=None).head_fields == 3
@@ -881,7 +881,7 @@ def test_options_that_outputs_elsewhere_do_not_have():
     ):
         with pytest.raises(ValueError, match=message):
             GroupSelfAttention(types, types, 1, 3, **options)
-    with pytest.raises(TypeError, match="stride: TransformerBlock has no such option"):
+    with pytest.raises(TypeError, match=r"stride: .*no such option"):
         TransformerBlock(fields, fields, 1, 3, stride=2)
 
 

@@ -592,9 +592,9 @@ def test_any_attention():
     assert torch.equal(blocks[0].export()(x.tensor, x.coords), made)
     with pytest.raises(ValueError, match=r"kernel_features: .*an attention"):
         PointTransformerBlock(both, both, attention=attention, kernel_features=3)
-    with pytest.raises(ValueError, match=r"radius: got 1\.0 beside an attention"):
+    with pytest.raises(ValueError, match=r"radius: .*beside an attention"):
         PointTransformerBlock(both, both, attention=attention, radius=1.0)
-    with pytest.raises(TypeError, match=r"raduis: PointTransformerBlock has no such option, needed some of .*radius"):
+    with pytest.raises(TypeError, match=r"raduis: .*needed .*radius"):
         PointTransformerBlock(both, both, raduis=1.0)
     for name, value in (("keys", "own"), ("backend", "native")):
         with pytest.raises(ValueError, match=f"{name}: got {value!r}, but an attentive convolution"):
@@ -621,9 +621,9 @@ def test_networks_may_end_in_a_nonlinearity_and_norms_have_an_epsilon():
     plain.load_state_dict(block.state_dict())
     torch.testing.assert_close(plain(x).tensor, y.tensor + last, rtol=1e-12, atol=1e-12)
     assert (plain(x).tensor - expected).abs().max() > 1e-3
-    with pytest.raises(ValueError, match="acts on every channel by itself, which irrep_1,1 does not"):
+    with pytest.raises(ValueError, match=r"every channel .*irrep_1,1"):
         PointTransformerBlock(both, FieldType(space, [space.irrep(1, 1)]), last_activation=True)
-    with pytest.raises(TypeError, match=r"^last_activation: got 1, needed True or False"):
+    with pytest.raises(TypeError, match=r"^last_activation: got 1"):
         PointTransformerBlock(both, both, last_activation=1)
     with pytest.raises(ValueError, match=r"^eps: got -1"):
         PointTransformerBlock(both, both, norm_eps=-1)

@@ -169,7 +169,7 @@ def test_attention_from_one_grid_to_another_is_a_loop_over_pairs(queries, keys, 
                 expected[0, 0, x, h] += torch.stack(scores).softmax(0) @ torch.stack(values)
     for backend in ("reference", "blocked", "auto"):
         torch.testing.assert_close(ON_GRIDS.compute(call, backend), expected, rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match="'dense' cannot serve this call: keys have other positions"):
+    with pytest.raises(ValueError, match=r"'dense' .*other positions"):
         ON_GRIDS.compute(call, "dense")
 
 

@@ -74,7 +74,7 @@ def test_attention_from_points_to_others_is_a_loop_over_pairs(kind, query, norma
             expected[0, 0, i, h] += p @ torch.stack([v[0, 0, j, p] for j, p in pairs])
     out = BETWEEN_POINTS.compute(call, backend)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match="'dense' cannot serve this call: keys have other positions"):
+    with pytest.raises(ValueError, match=r"'dense' .*other positions"):
         BETWEEN_POINTS.compute(call, "dense")
 
 
