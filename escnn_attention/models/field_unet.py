@@ -18,6 +18,7 @@ from escnn_attention.models.convolutions import field_type_of
 from escnn_attention.models.hybrid import check_odd_widths, steerable_convolution
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import PaddingMode
+from escnn_attention.nn.embeddings import PatchDecoder, PatchEmbedding
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.nn.resample import AntialiasedPool, HalvingPool
@@ -65,6 +66,9 @@ class FieldUNet(PretrainedMixin, GridModule):
     element of the fiber group that maps the grid onto itself, at every size. It commutes with translations, away from
     the border, by multiples of :math:`2^{L-1}` positions.
 
+    With a ``patch_size`` p the levels are on the grid of patches: :math:`E_1` reads a :class:`PatchEmbedding` of the
+    input, and W is a :class:`PatchDecoder`. Levels of attention alone are then a hierarchical vision transformer.
+
     Args:
         gspace: the symmetry, of the plane or of space.
         in_type: the type of the input: any fields, a number of scalars, or numbers of scalars and vectors, in their
@@ -83,7 +87,10 @@ class FieldUNet(PretrainedMixin, GridModule):
         antialiased: whether the grid is halved by :class:`AntialiasedPool`, a blur, or by the means of
             :class:`HalvingPool`.
         padding_mode: ``"none"``, or ``"circular"`` for tori, whose opposite sides are neighbours: for sides that are
-            multiples of :math:`2^{L-1}`. The network then commutes with all rolls by such multiples.
+            multiples of :math:`2^{L-1}` patches or positions. The network then commutes with all rolls by such
+            multiples.
+        patch_size: the positions along every axis of a patch, for a group that maps a square onto itself; None for
+            levels on the grid of the input.
         features_only: whether the network gives the features of the decoder at all levels, the finest first, and has
             ``feature_info``, as a backbone of timm.
 
@@ -97,7 +104,8 @@ class FieldUNet(PretrainedMixin, GridModule):
     Raises:
         TypeError: an argument is of another type.
         ValueError: a type over another gspace, lists whose lengths do not agree, a level with nothing in it, an even
-            width of a kernel; on application, a grid that cannot be halved so often.
+            width of a kernel, patches for a group that does not map a square onto itself; on application, a grid that
+            patches do not divide, or that cannot be halved so often.
         NotImplementedError: the fiber group is continuous.
 
     Example:
@@ -131,6 +139,7 @@ class FieldUNet(PretrainedMixin, GridModule):
         block: Mapping[str, Any] | None = None,
         antialiased: bool = True,
         padding_mode: PaddingMode = "none",
+        patch_size: int | None = None,
         features_only: bool = False,
     ):
         given = field_type_of("in_type", in_type, gspace)
@@ -176,7 +185,8 @@ class FieldUNet(PretrainedMixin, GridModule):
                 source = wide
             return SequentialModule(*modules)
 
-        sources = [given, *types[:-1]]
+        self.embedding = None if patch_size is None else PatchEmbedding(given, types[0], patch_size)
+        sources = [given if patch_size is None else types[0], *types[:-1]]
         self.encoder = torch.nn.ModuleList(layers(source, level) for level, source in enumerate(sources))
         check_bool("antialiased", antialiased)
         self.pools = torch.nn.ModuleList(
@@ -187,11 +197,13 @@ class FieldUNet(PretrainedMixin, GridModule):
             layers(types[level] + types[level + 1], level) for level in reversed(range(number - 1))
         )
         self.upsample = Upsample(circular)
-        self.head = None if features_only else PoseLinear(types[0], target)
+        self.head: EquivariantModule | None = None
+        if not features_only:
+            self.head = PatchDecoder(types[0], target, patch_size) if patch_size else PoseLinear(types[0], target)
         self.feature_info = FeatureInfo(
             {
                 "num_chs": fields.size,
-                "reduction": 2**level,
+                "reduction": (patch_size or 1) * 2**level,
                 "module": f"decoder.{number - 2 - level}" if level < number - 1 else f"encoder.{level}",
             }
             for level, fields in enumerate(types)
@@ -203,7 +215,8 @@ class FieldUNet(PretrainedMixin, GridModule):
 
         Raises:
             TypeError: a tensor of another precision than the network.
-            ValueError: a tensor of another type or shape, or a grid that cannot be halved so often.
+            ValueError: a tensor of another type or shape, or a grid that patches do not divide, or that cannot be
+                halved so often.
         """
         x = images_of(input, self.in_type, self)
         self.evaluate_output_shape(tuple(x.shape))
@@ -217,7 +230,8 @@ class FieldUNet(PretrainedMixin, GridModule):
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape, with the same grid."""
         shape = super().evaluate_output_shape(input_shape)
-        space, least = shape[2:], 2 ** (len(self._types) - 1)
+        on_levels = shape if self.embedding is None else self.embedding.evaluate_output_shape(input_shape)
+        space, least = on_levels[2:], 2 ** (len(self._types) - 1)
         if min(space) < least:
             raise ValueError(
                 f"input: a grid of {'×'.join(map(str, space))} cannot be halved {len(self._types) - 1} times, needed "

@@ -45,6 +45,7 @@ class UNet(torch.nn.Module):
             Each reads the features of the encoder at its level, and those of the level below behind them.
         upsample: from the grid of the level below.
         head: to the output; None for a network that gives the features of all levels.
+        embedding: in front of the levels; None without.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class UNet(torch.nn.Module):
         decoder: torch.nn.ModuleList,
         upsample: torch.nn.Module,
         head: torch.nn.Module | None = None,
+        embedding: torch.nn.Module | None = None,
     ):
         super().__init__()
         self.encoder = encoder
@@ -61,6 +63,7 @@ class UNet(torch.nn.Module):
         self.decoder = decoder
         self.upsample = upsample
         self.head = head
+        self.embedding = embedding
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         """The output on the grid of ``x``; without a head the features of all levels, the finest first."""
@@ -70,6 +73,7 @@ class UNet(torch.nn.Module):
     def levels(self, x: Tensor) -> list[Tensor]:
         """The features of the decoder at all levels, the finest first."""
         skips = []
+        x = x if self.embedding is None else self.embedding(x)
         for i, layers in enumerate(self.encoder):
             x = layers(self.pools[i - 1](x) if i else x)
             skips.append(x)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from escnn import gspaces
-from escnn.nn import FieldType, GeometricTensor, SequentialModule
+from escnn.nn import FieldType, GeometricTensor
 from torch.utils.checkpoint import checkpoint
 
-from escnn_attention import PatchDecoder, PatchEmbedding, equivariance_report
+from escnn_attention import equivariance_report
 from escnn_attention.models import FieldUNet, from_pretrained
 from escnn_attention.plain.field_unet import Upsample
 
@@ -27,7 +27,8 @@ def vectors(space):
 
 def network_on(space, **options):
     torch.manual_seed(0)
-    return FieldUNet(space, vectors(space), vectors(space), **{**SMALL, **options}).double().eval()
+    out_type = None if options.get("features_only") else vectors(space)
+    return FieldUNet(space, vectors(space), out_type, **{**SMALL, **options}).double().eval()
 
 
 def error_of(network, size):
@@ -84,21 +85,37 @@ def test_on_a_torus_it_commutes_with_rolls_and_turns(antialiased):
     assert error(network_on(gspaces.rot2dOnR2(4), **options), 2) > 1e-4
     with_convolutions = network_on(gspaces.rot2dOnR2(4), padding_mode="circular", antialiased=antialiased)
     assert error(with_convolutions, 2) < 1e-10
+    options |= {"kernel_size": None, "patch_size": 2}
+    of_patches = network_on(gspaces.rot2dOnR2(4), **options, padding_mode="circular")
+    assert error(of_patches, 4) < 1e-10 < 1e-4 < error(of_patches, 2)
     with pytest.raises(ValueError, match=r"input: .*torus of 8×9"):
         network(torch.randn(1, 3, 8, 9).double())
 
 
-def test_between_patches_it_is_exact():
-    space = gspaces.flipRot2dOnR2(4)
-    fields = FieldType(space, 2 * [space.regular_repr])
-    inner = FieldUNet(space, fields, fields, **SMALL)
-    parts = PatchEmbedding(vectors(space), fields, 4), inner, PatchDecoder(fields, vectors(space), 4)
-    network = SequentialModule(*parts).double().eval()
-    report = equivariance_report(network, (1, 3, 16, 16), layers=False)
-    assert report.relative_error < 1e-10
-    backbone = FieldUNet(space, fields, None, **SMALL, features_only=True).double()
-    maps = backbone(parts[0](network.in_type(torch.randn(1, 3, 16, 16).double())))
-    assert [m.shape[2] for m in maps] == [4, 2]
+@pytest.mark.parametrize("space", ["D4", "mirror"])
+@pytest.mark.parametrize("convolutions", [0, 1])
+def test_levels_of_patches(space, convolutions):
+    space = SPACES[space]()
+    options = {"convolutions": convolutions, "attention": (1, 1)}
+    network, size = network_on(space, **options, patch_size=3), 6 if space.dimensionality == 3 else 9
+    assert error_of(network, size) < 1e-10
+    fields = FieldType(space, [space.regular_repr])
+    levels = FieldUNet(space, fields, None, **{**SMALL, **options}, features_only=True).double()
+    inside = {name: t for name, t in network.state_dict().items() if not name.startswith(("embedding", "head"))}
+    levels.load_state_dict(inside)
+    x = network.in_type(torch.randn(1, network.in_type.size, *space.dimensionality * [6]).double())
+    y = network.head(levels.eval()(network.embedding(x))[0])
+    torch.testing.assert_close(network(x).tensor, y.tensor, rtol=1e-12, atol=1e-12)
+    backbone = network_on(space, **options, patch_size=3, features_only=True)
+    maps = backbone(x)
+    assert backbone.feature_info.reduction() == [6 // m.shape[2] for m in maps] == [3, 6]
+    assert backbone.feature_info.channels() == [m.shape[1] for m in maps]
+    for g in space.testing_elements:
+        for moved, m in zip(backbone(x.transform(g)), maps, strict=True):
+            torch.testing.assert_close(moved.tensor, m.transform(g).tensor, rtol=0, atol=1e-10)
+    kernel = torch.randn_like(network.head.plain.kernel_and_bias(x.tensor)[0])  # the negative control
+    network.head.plain.kernel_and_bias = lambda like: (kernel, None)
+    assert error_of(network, size) > 1e-3
 
 
 def test_gradients_with_checkpointing():
@@ -156,11 +173,21 @@ def test_what_does_not_fit():
         ((1, 1), {"block": {"condition": 3}}, TypeError, "condition"),
         ((1, 1), {"padding_mode": "zeros"}, ValueError, "padding_mode"),
         (("image", 1), {}, TypeError, "in_type: .* integer"),
+        ((1, 1), {"patch_size": 0}, ValueError, "size: got 0"),
+        ((1, 1), {"kernel_size": 4}, ValueError, "kernel_size: .* odd"),
     ):
         with pytest.raises(error, match=message):
             FieldUNet(space, *arguments, **{**SMALL, **options})
     with pytest.raises(ValueError, match=r"input: .*of 1×8"):
         network_on(space)(torch.randn(1, 3, 1, 8).double())
+    with pytest.raises(ValueError, match=r"input: .*7×9"):
+        network_on(space, patch_size=3)(torch.randn(1, 3, 7, 9).double())
+    with pytest.raises(ValueError, match=r"input: .*of 1×2"):
+        network_on(space, patch_size=3)(torch.randn(1, 3, 3, 6).double())
+    with pytest.raises(ValueError, match=r"input: .*gspace"):
+        network_on(space)(other(torch.randn(1, 3, 8, 8).double()))
+    with pytest.raises(ValueError, match="square grid"):
+        FieldUNet(gspaces.rot2dOnR2(8), 1, 1, **SMALL, patch_size=2)
     with pytest.raises(NotImplementedError):
         FieldUNet(gspaces.rot2dOnR2(-1), 1, 1)
     with pytest.raises(ValueError, match=r"padding_mode: .* lattice"):
