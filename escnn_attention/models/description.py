@@ -80,7 +80,8 @@ def describe(value: Any) -> Any:
         return _described_space(value)
     if isinstance(value, FieldType):
         fields = [
-            [_described_field(r, value.gspace), len(list(n))] for r, n in itertools.groupby(value.representations)
+            [_described_field(r, value.gspace.fibergroup), len(list(n))]
+            for r, n in itertools.groupby(value.representations)
         ]
         return {"class_path": _FIELDS, "init_args": {"gspace": describe(value.gspace), "fields": fields}}
     config = getattr(value, "_hub_mixin_config", None)
@@ -227,22 +228,20 @@ def _described_group(value: Group) -> dict[str, Any]:
     raise DescriptionError(f"got the group {value.name}, needed one of {', '.join(_MAKERS_OF_GROUPS.values())}")
 
 
-def _described_field(r: Representation, gspace: GSpace) -> Any:
-    """The kind of a representation, which is unique for the fiber group."""
-    group = gspace.fibergroup
+def _described_field(r: Representation, group: Group) -> Any:
+    """The kind of a representation, which is unique for the fiber group; of any other the irreps that it is made of."""
     if r == group.trivial_representation:
         return "trivial"
     if not group.continuous and r == group.regular_representation:
         return "regular"
     if isinstance(r, IrreducibleRepresentation):
         return {"irrep": describe(r.id)}
-    if r == gspace.basespace_action:
-        return "vector"
     if group.continuous and r.name.startswith("regular_") and r.name[8:].isdigit():
         level = int(r.name[8:])
         if r == group.bl_regular_representation(level):
             return {"bl_regular": level}
-    raise DescriptionError(f"got a field type with {r.name}, needed trivial, regular or irreducible fields, or vectors")
+    kind = {"name": r.name, "irreps": describe(r.irreps), "change_of_basis": r.change_of_basis.tolist()}
+    return {**kind, "supported_nonlinearities": sorted(r.supported_nonlinearities)}
 
 
 def _build_fields(gspace: GSpace, fields: list[list[Any]]) -> FieldType:
@@ -255,12 +254,26 @@ def _build_fields(gspace: GSpace, fields: list[list[Any]]) -> FieldType:
             r = group.bl_regular_representation(kind["bl_regular"])
         elif kind in ("trivial", "regular"):
             r = getattr(group, f"{kind}_representation")
-        elif kind == "vector":
-            r = gspace.basespace_action
+        elif isinstance(kind, Mapping) and set(kind) == _MADE_OF_IRREPS:
+            r = _build_representation(group, **kind)
         else:
             raise DescriptionError(f"fields: got {kind!r}, which is no kind of field")
         made += count * [r]
     return FieldType(gspace, made)
+
+
+_MADE_OF_IRREPS = {"name", "irreps", "change_of_basis", "supported_nonlinearities"}
+
+
+def _build_representation(
+    group: Group, name: str, irreps: Any, change_of_basis: Any, supported_nonlinearities: list[str]
+) -> Representation:
+    parts, basis = [group.irrep(*_tuples(part)) for part in irreps], np.array(change_of_basis, dtype=np.float64)
+    if basis.shape != 2 * (sum(part.size for part in parts),):
+        raise DescriptionError(f"fields: got a change of basis of shape {basis.shape} for irreps {irreps}")
+    made = Representation(group, f"{name} of a file", [part.id for part in parts], basis, supported_nonlinearities)
+    made.name = name  # which escnn has for itself, perhaps
+    return made
 
 
 def _tuples(value: Any) -> Any:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
-from escnn.group import Representation
 from escnn.gspaces import GSpace
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
@@ -193,7 +191,7 @@ class FieldTransformer(PretrainedMixin, GridModule):
         adaLN-Zero in place of a token of the step.
         """
         tokens = sequence_space(gspace.fibergroup)
-        action = FieldType(tokens, vectors * [_vector(gspace)] + scalars * [tokens.trivial_repr])
+        action = FieldType(tokens, vectors * [gspace.basespace_action] + scalars * [tokens.trivial_repr])
         given: dict[str, Any] = {
             "memory_type": FieldType(gspace, channels * [gspace.trivial_repr]),
             "fields": 16,
@@ -302,15 +300,6 @@ class FieldTransformer(PretrainedMixin, GridModule):
         parts = [super().extra_repr()]
         parts += [f"{name}={value}" for name in ("memory_type", "condition") if (value := getattr(self, name))]
         return ", ".join(parts)
-
-
-def _vector(gspace: GSpace) -> Representation:
-    """The representation of vectors: the irrep with the same matrices where there is one, which has a description."""
-    action = gspace.basespace_action
-    for irrep in gspace.fibergroup.irreps():
-        if irrep.size == action.size and all(np.allclose(irrep(g), action(g)) for g in gspace.testing_elements):
-            return irrep
-    return action
 
 
 def _regular(gspace: GSpace, number: int) -> FieldType:

@@ -74,8 +74,21 @@ def test_field_types():
     plane, space = gspaces.flipRot2dOnR2(4), gspaces.rot3dOnR3()
     fields = [plane.trivial_repr, plane.regular_repr, plane.regular_repr, plane.irrep(1, 1), plane.irrep(1, 2)]
     bands = [space.fibergroup.bl_regular_representation(2), space.irrep(1)]
-    for field_type in (nn.FieldType(plane, fields), nn.FieldType(space, bands)):
-        assert build(by_json(describe(field_type))) == field_type
+    # Vectors of two rotations are no irrep, and on a sequence are no representation of its space.
+    turns, octic = gspaces.rot2dOnR2(2), plane.quotient_repr((None, 2))
+    others = [turns.basespace_action, turns.regular_repr + turns.irrep(1), turns.basespace_action]
+    symmetric = plane.basespace_action.tensor(plane.basespace_action)
+    for field_type in (
+        nn.FieldType(plane, [*fields, octic, symmetric, plane.basespace_action]),
+        nn.FieldType(space, [*bands, space.basespace_action]),
+        nn.FieldType(sequence_space(turns.fibergroup), others),
+    ):
+        again = build(by_json(describe(field_type)))
+        assert again == field_type
+        for a, b in zip(again.representations, field_type.representations, strict=True):
+            assert np.array_equal(a.change_of_basis, b.change_of_basis)
+            for g in a.group.testing_elements():
+                np.testing.assert_allclose(a(g), b(g), rtol=0, atol=1e-13)
     assert len(describe(nn.FieldType(plane, 16 * [plane.regular_repr]))["init_args"]["fields"]) == 1
 
 
@@ -147,9 +160,10 @@ def test_what_json_cannot_hold_is_refused(value, message):
 
 def test_fields_of_no_kind_are_refused():
     plane = gspaces.rot2dOnR2(4)
-    with pytest.raises(DescriptionError, match="quotient"):
-        describe(nn.FieldType(plane, [plane.quotient_repr(2)]))
-    described = describe(nn.FieldType(plane, [plane.trivial_repr]))
+    described = describe(nn.FieldType(plane, [plane.quotient_repr(2)]))
+    described["init_args"]["fields"][0][0]["irreps"] = [[0]]
+    with pytest.raises(DescriptionError, match=r"fields: .*shape \(2, 2\)"):
+        build(described)
     described["init_args"]["fields"] = [["os.mkdir", 1]]
     with pytest.raises(DescriptionError, match=r"os\.mkdir"):
         build(described)
