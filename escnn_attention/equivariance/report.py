@@ -13,8 +13,13 @@ import torch
 from escnn.group import O3, SO3, Group, GroupElement
 from escnn.gspaces import GSpace, GSpace2D, GSpace3D
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor, R2Conv, R3Conv, SequentialModule
-from scipy.ndimage import gaussian_filter
 
+from escnn_attention.equivariance.features import (
+    features_on_grid,
+    features_on_points,
+    further_features,
+    transformed_features,
+)
 from escnn_attention.groups.fibers import is_signed_permutation
 
 WHOLE = "whole module"
@@ -198,7 +203,9 @@ def equivariance_report(
         seed: of the random features.
         coords: ``(N, d)``, the points of a cloud; by default random ones, normally distributed.
         arguments: further arguments of the module by name, such as its ``memory`` or ``condition``: the group acts on
-            those that are a GeometricTensor, and others are invariant. The module is then measured as a whole.
+            those that are a GeometricTensor, and others are invariant. The module is then measured as a whole. Random
+            ones stand for a ``memory``, ``condition`` or ``edge_attr`` that this package's module needs and is not
+            given.
 
     Returns:
         the report; it prints as a table.
@@ -227,7 +234,8 @@ def equivariance_report(
     expanded = {id(t): t.detach().clone() for t in module.buffers() if not t.is_leaf}
     module = copy.deepcopy(module, expanded).double().train().eval()
     group = space.fibergroup
-    elements, others = elements_of(group), _others(arguments)
+    at = features_on_points(module, shape, seed, coords) if points else features_on_grid(module, shape, seed, False)
+    elements, others = elements_of(group), _others(module, at, arguments, seed)
     layers = layers and not others
     grids = [] if points else [space]
     grids += [x.type.gspace for x in others.values() if isinstance(x, GeometricTensor) and x.coords is None]
@@ -238,7 +246,7 @@ def equivariance_report(
     named = [(WHOLE, module), *(layers_of(module) if layers else ())]
     by_itself = layers and not isinstance(module, SequentialModule)
     for smooth, chosen in ((False, exact), (True, interpolated)):
-        x = features_on_points(module, shape, seed, coords) if points else features_on_grid(module, shape, seed, smooth)
+        x = features_on_grid(module, shape, seed, smooth) if smooth and not points else at
         y = x
         for name, layer in named:
             layer_input = x if name == WHOLE else y
@@ -265,9 +273,8 @@ def equivariance_report(
     x = features_on_grid(module, shape, seed, smooth=True) if interpolated else None
     beside = None if x is None else convolution_beside(x, seed)
     found = () if x is None or beside is None else _errors("", beside, x, interpolated, False)[0]
-    y = features_on_points(module, shape, seed, coords) if points else features_on_grid(module, shape, seed, False)
     convolution = {r.element: r.relative for r in found}
-    return EquivarianceReport(tuple(rows), tolerance, exact_sizes, convolution, _rolls(module, y, others))
+    return EquivarianceReport(tuple(rows), tolerance, exact_sizes, convolution, _rolls(module, at, others))
 
 
 def assert_equivariant(
@@ -335,14 +342,13 @@ def _errors(
     exact: bool,
     others: Mapping[str, Any] | None = None,
 ) -> tuple[list[EquivarianceRow], GeometricTensor]:
-    arguments = {**features_of_pairs(layer, x.tensor), **(others or {})}
+    arguments = others or {}
     output = layer(x, **arguments)
     scale, norm = output.tensor.abs().max().item(), output.tensor.norm().item()
     rows = []
     for g in elements:
         transformed = output.transform(g).tensor
-        seen = {key: y.transform(g) if isinstance(y, GeometricTensor) else y for key, y in arguments.items()}
-        of_transformed = layer(x.transform(g), **seen).tensor
+        of_transformed = layer(x.transform(g), **transformed_features(arguments, g)).tensor
         if transformed.shape != of_transformed.shape:
             raise ValueError(
                 f"{name}: for {g} the output of the transformed input has shape {tuple(of_transformed.shape)}, the "
@@ -364,8 +370,10 @@ def _errors(
     return rows, output
 
 
-def _others(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Further arguments of a module, in float64."""
+def _others(
+    module: EquivariantModule, x: GeometricTensor, arguments: Mapping[str, Any] | None, seed: int
+) -> dict[str, Any]:
+    """Further arguments of a module, in float64: those that are given, and random ones that it needs besides."""
 
     def doubled(value: Any) -> Any:
         if isinstance(value, GeometricTensor):
@@ -373,22 +381,25 @@ def _others(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
             return GeometricTensor(value.tensor.double(), value.type, coords)
         return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
-    return {name: doubled(value) for name, value in (arguments or {}).items()}
+    given = {name: doubled(value) for name, value in (arguments or {}).items()}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return {**further_features(module, x, given), **given}
 
 
 @torch.no_grad()
 def _rolls(module: EquivariantModule, x: GeometricTensor, others: dict[str, Any]) -> dict[str, float]:
     """The relative errors under rolls of a module that has layers on a torus; none for another, or for two sets."""
-    arguments, found = {**features_of_pairs(module, x.tensor), **others}, {}
+    found: dict[str, float] = {}
     if any(isinstance(value, GeometricTensor) for value in others.values()):
         return {}
     if x.coords is not None:
         for period in (getattr(getattr(part, "relation", None), "period", None) for part in module.modules()):
             if period is not None:
-                y = module(x, **arguments).tensor
+                y = module(x, **others).tensor
                 steps = torch.randint(-2, 3, x.coords.shape, generator=torch.Generator().manual_seed(0))
                 shifts = steps * torch.as_tensor(period, dtype=x.coords.dtype)
-                moved = module(GeometricTensor(x.tensor, x.type, x.coords + shifts), **arguments).tensor
+                moved = module(GeometricTensor(x.tensor, x.type, x.coords + shifts), **others).tensor
                 return {f"shift by {period}": float((moved - y).norm() / y.norm())}
         return {}
     windows = [getattr(part, "window", None) for part in module.modules()]
@@ -402,12 +413,6 @@ def _rolls(module: EquivariantModule, x: GeometricTensor, others: dict[str, Any]
             rolled = module(GeometricTensor(x.tensor.roll(1, axis + 2), x.type), **others).tensor
             found[f"roll along axis {axis}"] = float((rolled - y.roll(1, axis + 2)).norm() / y.norm())
     return found
-
-
-def features_of_pairs(layer: torch.nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Random features of all pairs of points of a cloud with features ``(N, C)``, for a layer that takes some."""
-    edge_dim = getattr(layer, "edge_dim", None)
-    return {} if edge_dim is None else {"edge_attr": torch.randn(1, len(x), len(x), edge_dim).to(x)}
 
 
 def _inexact_inside(
@@ -478,33 +483,6 @@ def convolution_beside(x: GeometricTensor, seed: int) -> EquivariantModule | Non
         torch.manual_seed(seed)
         convolution: EquivariantModule = kind(x.type, out_type, 3, padding=1, bias=False)
     return convolution.to(x.tensor.device).double().eval()
-
-
-def features_on_grid(module: EquivariantModule, shape: tuple[int, ...], seed: int, smooth: bool) -> GeometricTensor:
-    """Random features for a module, normally distributed, and smoothed where they are to be interpolated."""
-    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    if smooth:
-        sigma = (0, 0, *(max(1.0, n / 8) for n in shape[2:]))
-        x = torch.from_numpy(gaussian_filter(x.numpy(), sigma, mode="constant"))
-        x = x / x.std()
-    return GeometricTensor(x.to(_device(module)), module.in_type)
-
-
-def features_on_points(
-    module: EquivariantModule, shape: tuple[int, ...], seed: int, coords: torch.Tensor | None
-) -> GeometricTensor:
-    """Random features for a module on a cloud, at points that are given or random."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(shape, dtype=torch.float64, generator=generator)
-    if coords is None:
-        dimension = module.in_type.gspace.dimensionality
-        coords = torch.randn(shape[0], dimension, dtype=torch.float64, generator=generator)
-    device = _device(module)
-    return GeometricTensor(x.to(device), module.in_type, coords.to(device, torch.float64))
-
-
-def _device(module: torch.nn.Module) -> torch.device:
-    return next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
 
 
 @torch.no_grad()

@@ -316,8 +316,8 @@ def _check_equivariant(pool: Pool | None, head: _Head) -> None:
 
 def _options(attention: Mapping[str, Any] | None) -> dict[str, Any]:
     options = dict(attention or {})
-    # The network has no condition to call its blocks with.
-    known = [n for n in option_names(PointTransformerBlock) if n not in (*_EXPLICIT, "condition")]
+    # The network has no condition and no memory to call its blocks with.
+    known = [n for n in option_names(PointTransformerBlock) if n not in (*_EXPLICIT, "condition", "cross_attention")]
     for name in options:
         if name not in known:
             own = ", an argument of the network itself" if name in _EXPLICIT else ""

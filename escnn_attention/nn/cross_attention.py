@@ -334,13 +334,14 @@ class GroupCrossAttention(EquivariantModule):
     def _random(self, field_type: FieldType) -> GeometricTensor:
         """Random features on a grid, or at points for a layer that is for points alone."""
         dimension = field_type.gspace.dimensionality
-        if dimension and self._is_for_points:
+        if dimension and self.is_for_points:
             coords = torch.randn(9, dimension, dtype=torch.float64)
             return GeometricTensor(torch.randn(9, field_type.size, dtype=torch.float64), field_type, coords)
         return field_type(torch.randn(2, field_type.size, *[4] * dimension, dtype=torch.float64))
 
     @property
-    def _is_for_points(self) -> bool:
+    def is_for_points(self) -> bool:
+        """Whether the layer is for points alone."""
         places = self.plain.places
         near = self.plain.window.kernel_size is None and not places.rule.is_global
         return near or places.relation.period is not None
@@ -379,7 +380,7 @@ class GroupCrossAttention(EquivariantModule):
     def _check_grids(self, queries: Tensor, keys: Tensor, edge_index: Tensor | None) -> None:
         """The layer is for grids, and for those of these sizes."""
         places, window = self.plain.places, self.plain.window
-        of_points = {"radius, num_neighbours or period": self._is_for_points, "edge_index": edge_index is not None}
+        of_points = {"radius, num_neighbours or period": self.is_for_points, "edge_index": edge_index is not None}
         for name, given in of_points.items():
             if given:
                 raise ValueError(f"{name}: got two sets on grids, needed points (coords), or a layer with kernel_size")

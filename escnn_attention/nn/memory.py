@@ -16,7 +16,7 @@ from escnn_attention.plain.blocks import CrossAttentionBranch as PlainCrossAtten
 
 
 class CrossAttentionBranch(FieldModule):
-    """The residual branch of a block that attends to a memory.
+    """The branch of a block that attends to a memory.
 
     Args:
         norm: in front of the attention.
@@ -39,19 +39,36 @@ class CrossAttentionBranch(FieldModule):
     def forward(
         self,
         input: GeometricTensor,
-        condition: Tensor | None,
+        given: tuple[Tensor | None, ...],
+        at: tuple[Tensor | None, Tensor | None],
         memory: GeometricTensor,
         key_padding_mask: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> GeometricTensor:
-        given = () if self.gate is None else (condition,)
-        attended = self.attention(self.norm(input, *given), memory, None, key_padding_mask, key_batch=batch)
-        branch = self.after(attended)
-        return input + (branch if self.gate is None else self.gate(branch, condition))
+        """The branch, without the residual connection; the arguments are those of the plain module."""
+        normed = self.norm(input, *given)
+        branch = self.after(self.attention(normed, memory, None, key_padding_mask, query_batch=at[1], key_batch=batch))
+        y: GeometricTensor = branch if self.gate is None else self.gate(branch, *given)
+        return y
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output, which is that of the input."""
         return self.attention.evaluate_output_shape(input_shape)
+
+    def random_memory(self, memory_type: FieldType, x: GeometricTensor) -> dict[str, Any]:
+        """Random features to which queries like ``x`` can attend: ``memory`` and, at points, ``memory_batch``.
+
+        They are on a grid or sequence, or at points for a layer between points.
+        """
+        one_space, dimension = x.type.gspace == memory_type.gspace, memory_type.gspace.dimensionality
+        images, space = (1, ()) if x.coords is not None else (len(x.tensor), x.tensor.shape[2:])
+        near = one_space and x.coords is not None and self.attention.plain.window.kernel_size is None
+        if not (near or self.attention.is_for_points):
+            y = torch.randn(images, memory_type.size, *(space if space and one_space else dimension * [4]))
+            return {"memory": GeometricTensor(y.to(x.tensor), memory_type)}
+        y, coords = (torch.randn(5 * images, n).to(x.tensor) for n in (memory_type.size, dimension))
+        numbers = torch.arange(images, device=y.device).repeat_interleave(5)
+        return {"memory": GeometricTensor(y, memory_type, coords), "memory_batch": numbers}
 
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode."""

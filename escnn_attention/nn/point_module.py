@@ -12,7 +12,8 @@ from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention._checks import check_int
-from escnn_attention.equivariance.report import features_of_pairs
+from escnn_attention.equivariance.features import further_features, transformed_features
+from escnn_attention.equivariance.report import maps_grid
 from escnn_attention.geometry.cache import kept
 from escnn_attention.geometry.neighbours import numbers_if_one, numbers_of
 from escnn_attention.geometry.points import ranks
@@ -164,12 +165,17 @@ def check_at_points(
     """The mean errors of elements for random features at points, each error below its limit: else it says why."""
     module = copy.deepcopy(module).double().eval()
     x = GeometricTensor(torch.randn(len(coords), module.in_type.size, dtype=coords.dtype), module.in_type, coords)
-    arguments, errors = features_of_pairs(module, x.tensor), []
+    arguments, errors = further_features(module, x), []
+    others = (y for y in arguments.values() if isinstance(y, GeometricTensor))
+    grids = [y.type.gspace for y in others if y.coords is None]
     with torch.no_grad():
         y = module(x, **arguments)
         limit = atol + rtol * float(y.tensor.abs().max())
         for element in elements:
-            error = (module(x.transform(element), **arguments).tensor - y.transform_fibers(element).tensor).abs()
+            if not all(maps_grid(grid, element) for grid in grids):
+                continue
+            moved = module(x.transform(element), **transformed_features(arguments, element)).tensor
+            error = (moved - y.transform_fibers(element).tensor).abs()
             assert error.max() <= limit, f"{element}: the error is {error.max():.2e}, more than {limit:.2e}{why}"
             errors.append((element, float(error.mean())))
     return errors

@@ -46,6 +46,7 @@ from escnn_attention.nn.conditioning import (
     check_condition_size,
     condition_of,
 )
+from escnn_attention.nn.cross_attention import GroupCrossAttention
 from escnn_attention.nn.memory import CrossAttentionBranch, check_cross_attention
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.norms import BlockNorm, FieldBatchNorm, FieldLayerNorm, check_norm_kind
@@ -171,6 +172,7 @@ class TransformerBlock(GridModule):
     """
 
     condition: int | None
+    memory_type: FieldType | None
 
     def __init__(
         self,
@@ -201,6 +203,7 @@ class TransformerBlock(GridModule):
         attention_dropout = check_probability("attention_dropout", given.pop("attention_dropout", 0.0))
         self.condition = check_condition_size(given.pop("condition", None), norm_kind, norm)
         memory_attention = check_cross_attention(given.pop("cross_attention", None), out_type, norm)
+        self.memory_type = None if memory_attention is None else memory_attention.key_type
         shared = {name: given.pop(name) for name in SHARED if name in given}
         kind = check_norm_kind(norm_kind, norm_scope)
         scope = _choose_scope(norm, norm_scope, in_type, out_type)
@@ -410,11 +413,13 @@ class PointBlock(PointModule):
     Attributes:
         plain_type: the plain module with the same parts, whose computation it is.
         condition: the number of components of the condition; None for a block without.
+        memory_type: the type of the memory; None for a block without.
     """
 
     plain_type: type[PlainPointModule] = PlainPointTransformerBlock
     attention: EquivariantModule
     condition: int | None = None
+    memory_type: FieldType | None = None
 
     def forward(
         self,
@@ -426,26 +431,32 @@ class PointBlock(PointModule):
         measure: Tensor | None = None,
         edge_attr: Tensor | None = None,
         condition: Tensor | GeometricTensor | None = None,
+        memory: GeometricTensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        memory_batch: Tensor | None = None,
     ) -> GeometricTensor:
-        """Apply the block; the arguments are those of :meth:`PointSelfAttention.forward`, and a condition.
+        """Apply the block; its arguments are those of :meth:`PointSelfAttention.forward`, a condition and a memory.
 
         The output at points that a mask hides is zero.
 
         A block with a ``condition`` n needs one: ``(clouds, n)`` with ``batch``, ``(1, n)`` for a single cloud, or
         ``(N, n)``, one for each point; or n trivial fields at the points. A tensor with as many rows as there are
         points has one for each point. Errors are those of :meth:`ConditionedFieldNorm.forward`.
+
+        A block with a ``cross_attention`` needs a memory, as that of :class:`TransformerBlock`.
         """
         x = check_points(x, self.in_type, self)
         if mask is not None:
             kept(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
         rows = None if condition is self.condition is None else condition_of(self, self.condition, condition, x, batch)
+        seen = check_memory(self, self.memory_type, memory, memory_key_padding_mask, memory_batch)
         cloud = Cloud(x.coords, edge_index, batch, measure, edge_attr, rows)
-        y = where_present(self._compute, x.tensor, cloud, mask)
+        y = where_present(lambda x, cloud: self._compute(x, cloud, *seen), x.tensor, cloud, mask)
         return GeometricTensor(y, self.out_type, x.coords)
 
-    def _compute(self, x: Tensor, cloud: Cloud) -> Tensor:
+    def _compute(self, x: Tensor, cloud: Cloud, *memory: Any) -> Tensor:
         """The block at points of which no mask hides any."""
-        return on_tensors(self, self.plain_type.compute, x, cloud, coords=cloud.coords)
+        return on_tensors(self, self.plain_type.compute, x, cloud, *memory, coords=cloud.coords)
 
     @property
     def edge_dim(self) -> int | None:
@@ -484,6 +495,8 @@ class PointTransformerBlock(PointBlock):
         condition: None, or a number n: the block is then that of adaLN-Zero, is called with vectors of n invariants and
             is its shortcut at first. Each LN is a :class:`ConditionedFieldNorm`, and a :class:`ConditionedGate`
             multiplies each branch, as in :class:`TransformerBlock`.
+        cross_attention: None, or a :class:`GroupCrossAttention` from and to ``out_type``: the block is then one of a
+            decoder, as in :class:`TransformerBlock`, and is called with a memory: at points, on a grid, or a sequence.
         options: ``attention_dropout``, the dropout of the attention probabilities; ``projection``, ``bias`` and
             ``samples`` of the attention and of the pointwise network; and the other options of
             :class:`PointSelfAttention`, such as ``head_fields``, ``radius``, ``encoding`` and ``edge_dim``. With
@@ -527,9 +540,12 @@ class PointTransformerBlock(PointBlock):
         layer_scale: float | None = None,
         drop_path: float = 0.0,
         condition: int | None = None,
+        cross_attention: GroupCrossAttention | None = None,
         **options: Unpack[PointBlockOptions],
     ):
         super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
+        memory_attention = check_cross_attention(cross_attention, out_type, "pre")
+        self.memory_type = None if memory_attention is None else memory_attention.key_type
         dropout = check_probability("dropout", dropout)
         self.condition = check_condition_size(condition, norm_kind)
         check_options(type(self).__name__, options, option_names(PointTransformerBlock))
@@ -570,3 +586,7 @@ class PointTransformerBlock(PointBlock):
             *last_norm, *network, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale)
         )
         self.drop_path = DropPath(out_type, check_probability("drop_path", drop_path))
+        self.cross_attention: CrossAttentionBranch | None = None
+        if memory_attention is not None:
+            ends = SequentialModule(dropout_of(out_type, dropout), *ends_of(out_type, layer_scale))
+            self.cross_attention = CrossAttentionBranch(norm_for(out_type), memory_attention, ends, condition)

@@ -94,10 +94,7 @@ class DenseBlock(torch.nn.Module):
 
 
 class CrossAttentionBranch(torch.nn.Module):
-    """Attention to a memory with a residual connection, ``y + gate(after(attention(norm(y, c), memory)), c)``.
-
-    Without a gate there is no condition c.
-    """
+    """Attention to a memory, ``gate(after(attention(norm(y, *given), memory)), *given)``; perhaps without a gate."""
 
     def __init__(
         self,
@@ -115,27 +112,27 @@ class CrossAttentionBranch(torch.nn.Module):
     def forward(
         self,
         y: Tensor,
-        condition: Tensor | None,
+        given: tuple[Tensor | None, ...],
+        at: tuple[Tensor | None, Tensor | None],
         memory: Tensor,
         key_padding_mask: Tensor | None = None,
         coords: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Tensor:
-        """Features like ``y``, ``(B, size, *space)``.
+        """Features like ``y``, ``(B, size, *space)`` or at points ``(N, size)``.
 
         Args:
             y: features.
-            condition: ``(B, n)``, or ``(B, n, *space)`` for one at each position.
-            memory: keys and values, ``(B, key size, *key_space)``, or at points ``(N, key size)``.
-            key_padding_mask: ``(B, *key_space)`` or ``(N,)``, True for keys to ignore.
-            coords, batch: of a memory at points, the coordinates ``(N, d)`` and the number of the sample of each.
+            given: what a norm takes beside them: nothing, a condition, or a condition and the number of the cloud of
+                each point.
+            at: of features at points, the coordinates and the number of the cloud of each.
+            memory: keys and values, ``(B, key size, *key_space)``, or at points ``(N', key size)``.
+            key_padding_mask: ``(B, *key_space)`` or ``(N',)``, True for keys to ignore.
+            coords, batch: of a memory at points, the coordinates ``(N', d)`` and the number of the sample of each.
         """
-        arguments = (None, key_padding_mask, None, coords, None, batch)
-        if self.gate is None:
-            return y + self.after(self.attention(self.norm(y), memory, *arguments))
-        branch = self.after(self.attention(self.norm(y, condition), memory, *arguments))
-        z: Tensor = y + self.gate(branch, condition)
-        return z
+        sets = (None, key_padding_mask, at[0], coords, at[1], batch)
+        branch: Tensor = self.after(self.attention(self.norm(y, *given), memory, *sets))
+        return branch if self.gate is None else self.gate(branch, *given)
 
 
 class TransformerBlock(torch.nn.Module):
@@ -181,7 +178,7 @@ class TransformerBlock(torch.nn.Module):
             x: features.
             mask: ``(B, *space)``, False for positions to leave out.
             condition: of a block that has one: ``(B, n)``, or ``(B, n, *space)`` for one at each position.
-            memory: what :meth:`CrossAttentionBranch.forward` takes behind the condition.
+            memory: the last arguments of :meth:`CrossAttentionBranch.forward`, from ``memory`` on.
         """
         hidden = None if mask is None else ~mask.unsqueeze(1)
         if hidden is not None:
@@ -192,7 +189,7 @@ class TransformerBlock(torch.nn.Module):
             branch = self.attention_gate(branch, condition)
         y = self.crop(self.shortcut(x) + branch)
         if self.cross_attention is not None:
-            y = self.cross_attention(y, condition, *memory)
+            y = y + self.cross_attention(y, given, (None, None), *memory)
         if self.feed_forward_norm is None or self.feed_forward_gate is None:
             z: Tensor = y + self.feed_forward(y)
         else:
@@ -203,7 +200,7 @@ class TransformerBlock(torch.nn.Module):
 class PointTransformerBlock(PointModule):
     """A transformer block on points: ``y = shortcut(x) + after(attention(norm(x)))``, then ``y + feed_forward(y)``.
 
-    Under a condition it is that of adaLN-Zero, as :class:`TransformerBlock`.
+    A condition and a cross-attention are as in :class:`TransformerBlock`.
     """
 
     def __init__(
@@ -214,6 +211,7 @@ class PointTransformerBlock(PointModule):
         shortcut: torch.nn.Module,
         feed_forward: torch.nn.Module,
         drop_path: torch.nn.Module,
+        cross_attention: torch.nn.Module | None = None,
         *,
         attention_gate: torch.nn.Module | None = None,
         feed_forward_norm: torch.nn.Module | None = None,
@@ -229,6 +227,7 @@ class PointTransformerBlock(PointModule):
         self.feed_forward = feed_forward
         self.feed_forward_gate: Any = feed_forward_gate
         self.drop_path = drop_path
+        self.cross_attention: Any = cross_attention
 
     def forward(
         self,
@@ -240,6 +239,10 @@ class PointTransformerBlock(PointModule):
         measure: Tensor | None = None,
         edge_attr: Tensor | None = None,
         condition: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        memory_coords: Tensor | None = None,
+        memory_batch: Tensor | None = None,
     ) -> Tensor:
         """Features ``(N, out)`` of features ``(N, in)``: see :meth:`escnn_attention.PointTransformerBlock.forward`.
 
@@ -247,12 +250,16 @@ class PointTransformerBlock(PointModule):
             x, coords, edge_index, batch, mask, measure, edge_attr: as there.
             condition: of a block with one: ``(clouds, n)`` with ``batch``, ``(1, n)`` for a single cloud, or
                 ``(N, n)``, one for each point.
+            memory, memory_key_padding_mask, memory_coords, memory_batch: of a block with a cross-attention, what
+                :meth:`CrossAttentionBranch.forward` takes from ``memory`` on.
         """
         if condition is None and self.attention_gate is not None:
             raise ValueError("condition: got None, and the norms of this block need one, (clouds, n) or (points, n)")
-        return where_present(self.compute, x, Cloud(coords, edge_index, batch, measure, edge_attr, condition), mask)
+        seen = () if memory is None else (memory, memory_key_padding_mask, memory_coords, memory_batch)
+        cloud = Cloud(coords, edge_index, batch, measure, edge_attr, condition)
+        return where_present(lambda x, cloud: self.compute(x, cloud, *seen), x, cloud, mask)
 
-    def compute(self, x: Tensor, cloud: Cloud) -> Tensor:
+    def compute(self, x: Tensor, cloud: Cloud, *memory: Any) -> Tensor:
         coords, edge_index, batch, measure, edge_attr, condition = cloud
         # A foreign attention may have no argument for features of edges.
         features = () if edge_attr is None else (edge_attr,)
@@ -261,6 +268,8 @@ class PointTransformerBlock(PointModule):
             given = condition, None if condition.shape[0] == x.shape[0] else batch
         y = self.after(self.attention(self.norm(x, *given), coords, edge_index, batch, None, measure, *features))
         y = self.shortcut(x) + self.drop_path(self.attention_gate(y, *given) if given else y, batch)
+        if self.cross_attention is not None:
+            y = y + self.drop_path(self.cross_attention(y, given, (coords, batch), *memory), batch)
         z = self.feed_forward(self.feed_forward_norm(y, *given) if given else y)
         out: Tensor = y + self.drop_path(self.feed_forward_gate(z, *given) if given else z, batch)
         return out

@@ -19,7 +19,8 @@ from escnn_attention import (
     assert_equivariant,
     equivariance_report,
 )
-from escnn_attention.equivariance.report import convolution_beside, features_on_grid, inner_layers
+from escnn_attention.equivariance.features import features_on_grid
+from escnn_attention.equivariance.report import convolution_beside, inner_layers
 from escnn_attention.models import EquivariantClassifier, ResidualBlock
 from tests import spaces
 

@@ -117,6 +117,7 @@ def test_with_a_memory_it_is_equivariant(name):
     network, x, others = decoder(name)
     report = equivariance_report(network, x.shape, arguments=others)
     assert report.relative_error < 1e-10
+    assert network.check_equivariance(1e-10, 0)  # for a memory and a condition of its own
     y = network(x, **others).tensor
     assert (network(x, **{**others, "memory": others["memory"] * 2.0}).tensor - y).abs().max() > 1e-4
     if name != "sequence":  # which has no places
@@ -144,6 +145,8 @@ def test_a_memory_of_shuffled_poses_is_noticed():
 
     network.__class__ = Shuffled
     assert equivariance_report(network, x.shape, arguments=others).relative_error > 1e-4
+    with pytest.raises(AssertionError, match="the error is"):
+        network.check_equivariance()
 
 
 def test_a_causal_decoder_sees_all_of_its_memory():

@@ -8,16 +8,19 @@ from escnn import gspaces, nn
 from escnn.nn import FieldType, GeometricTensor
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 from escnn_attention import (
     AttentiveConv,
     FieldLayerNorm,
+    GroupCrossAttention,
     GroupSelfAttention,
     PointSelfAttention,
     PointTransformerBlock,
     PoseLinear,
     SiLU,
     TransformerBlock,
+    sequence_space,
 )
 from escnn_attention.nn.pointwise import shortcut_of
 from tests import spaces
@@ -539,6 +542,108 @@ def test_pointwise_modules_take_points():
         torch.testing.assert_close(module(one_each).tensor[:, :, 0, 0], y.tensor)
     with pytest.raises(ValueError, match="coords"):
         FieldLayerNorm(regular, scope="sample").double()(x)
+
+
+MEMORIES = {
+    "points": (C4, {"radius": 1.5, "encoding": "fourier"}),
+    "image": (C4, {"encoding": "mlp"}),
+    "sequence": (sequence_space(C4.fibergroup), {"encoding": "mlp"}),
+}
+
+
+def with_memory(name, condition=3, drop_path=0.0):
+    """A block of a decoder, its features at points, and what else it is called with."""
+    torch.manual_seed(0)
+    space, options = MEMORIES[name]
+    in_type, memory_type = fields(C4), spaces.mixed(space)
+    attention = GroupCrossAttention(in_type, memory_type, in_type, head_fields=2, **options)
+    block = PointTransformerBlock(
+        in_type, in_type, head_fields=2, condition=condition, cross_attention=attention, drop_path=drop_path
+    )
+    rows = {"batch": torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])}
+    rows |= {} if condition is None else {"condition": torch.randn(2, condition).double()}
+    rows |= {"memory_batch": torch.tensor([0, 1, 0, 1, 0, 0, 1, 1])} if name == "points" else {}
+    memory = spaces.random_field(memory_type, *spaces.shape_of(space, 3))
+    return drawn(block), cloud(in_type), {"memory": cloud(memory_type) if name == "points" else memory, **rows}
+
+
+@pytest.mark.parametrize("condition", [None, 3])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_points_attend_to_a_memory(name, condition):
+    block, x, others = with_memory(name, condition)
+    y = block(x, **others).tensor
+    for g in C4.fibergroup.elements:
+        moved = block(x.transform(g), **{**others, "memory": others["memory"].transform(g)}).tensor
+        torch.testing.assert_close(
+            moved, GeometricTensor(y, x.type, x.coords).transform_fibers(g).tensor, rtol=0, atol=1e-10
+        )
+    assert (block(x.transform(g), **others).tensor - moved).abs().max() > 1e-3  # a memory that stays
+    assert len(block.check_equivariance(1e-10, 0)) == 4
+    # The formula, of its layers.
+    leaves = [x.tensor.requires_grad_(), others["memory"].tensor.requires_grad_(), *block.parameters()]
+    c = () if condition is None else (others["condition"], others["batch"])
+    norm, attention, gate = (getattr(block.cross_attention, part) for part in ("norm", "attention", "gate"))
+    hidden = block.attention(block.norm(x, *c), batch=others["batch"])
+    z = x + (hidden if gate is None else block.attention_gate(hidden, *c))
+    places = {"query_batch": others["batch"], "key_batch": others.get("memory_batch")}
+    seen = attention(norm(z, *c), others["memory"], **places)
+    z = z + (seen if gate is None else gate(seen, *c))
+    last = block.feed_forward(z if gate is None else block.feed_forward_norm(z, *c))
+    z = z + (last if gate is None else block.feed_forward_gate(last, *c))
+
+    def results(y):
+        return [y, *torch.autograd.grad(y.square().sum(), leaves)]
+
+    expected = results(z.tensor)
+    for backend in ("auto", "reference", "native"):
+        attention.plain.backend = backend
+        torch.testing.assert_close(results(block(x, **others).tensor), expected, rtol=1e-10, atol=1e-10)
+    checkpointed = checkpoint(lambda: block(x, **others).tensor, use_reentrant=False)
+    torch.testing.assert_close(results(checkpointed), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_masked_points_beside_a_memory(name):
+    block, x, others = with_memory(name)
+    mask = torch.tensor([True, True, False, True, False, True, True, True])
+    hidden = GeometricTensor(x.tensor.masked_fill(~mask[:, None], torch.nan), x.type, x.coords)
+    y = block(hidden, mask=mask, **others).tensor
+    there = {**others, "batch": others["batch"][mask]}
+    alone = block(GeometricTensor(x.tensor[mask], x.type, x.coords[mask]), **there).tensor
+    torch.testing.assert_close(y[mask], alone, rtol=1e-10, atol=1e-10)
+    assert not y[~mask].any()
+    arguments, named = of_plain(hidden, {**others, "mask": mask})
+    torch.testing.assert_close(block.export()(*arguments, **named), y)
+
+
+@pytest.mark.sampled(1, of="exported files")
+@pytest.mark.parametrize("name", MEMORIES)
+def test_programs_of_points_beside_a_memory(name):
+    block, x, others = with_memory(name)
+    plain, (arguments, named) = block.export(), of_plain(x, {**others, "mask": torch.arange(8) != 5})
+    program = torch.export.export(plain, arguments, named, strict=False)
+    torch.testing.assert_close(program.module()(*arguments, **named), plain(*arguments, **named))
+
+
+def of_plain(x, others):
+    """The arguments of an exported block, in order and by name."""
+    memory = others["memory"]
+    coords = {} if memory.coords is None else {"memory_coords": memory.coords}
+    return (x.tensor, x.coords), {**others, "memory": memory.tensor, **coords}
+
+
+def test_a_memory_that_does_not_fit():
+    block, x, others = with_memory("image")
+    without = {name: value for name, value in others.items() if name != "memory"}
+    with pytest.raises(ValueError, match="memory: PointTransformerBlock got None"):
+        block(x, **without)
+    plain = PointTransformerBlock(x.type, x.type).double()
+    with pytest.raises(ValueError, match="memory: PointTransformerBlock got one and has no cross-attention"):
+        plain(x, memory=others["memory"])
+    attention = block.cross_attention.attention
+    for error, options in ((TypeError, {"cross_attention": 3}), (ValueError, {"out_type": spaces.regular(C4, 1)})):
+        with pytest.raises(error, match="cross_attention: "):
+            PointTransformerBlock(**{"in_type": x.type, "out_type": x.type, "cross_attention": attention, **options})
 
 
 def test_bad_arguments():
