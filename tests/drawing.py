@@ -16,6 +16,7 @@ from torch import Tensor
 
 import escnn_attention as ea
 from escnn_attention import models
+from escnn_attention.equivariance.features import transformed_features
 from escnn_attention.geometry.neighbours import nearest_image
 from escnn_attention.groups.fibers import Fibers, fibers, is_pointwise, is_signed_permutation
 from tests import spaces
@@ -107,6 +108,38 @@ class DrawnPair(Drawn):
 
     def exported(self, plain: Layer) -> Tensor:
         return plain(*self.tensors[:2], **self.coords, **self.arguments)
+
+
+@dataclass(frozen=True)
+class DrawnNetwork(Drawn):
+    """A network of fields: features, those of a memory, and the coordinates of a memory at points."""
+
+    @torch.enable_grad()
+    def layer(self, seed: int) -> Layer:
+        """The network after a few steps of training."""
+        network = super().layer(seed).train()
+        optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+        for _ in range(3):
+            optimizer.zero_grad()
+            self.output(network, *self.tensors).sub(1).square().mean().backward()
+            optimizer.step()
+        with torch.no_grad():  # in eval mode escnn's convolutions keep kernels, which would belong to a graph
+            return network.eval()
+
+    def input(self, layer: Layer) -> Any:
+        return self.all(layer, *self.tensors)
+
+    def all(self, layer: Layer, x: Tensor, *memory: Tensor) -> tuple[GeometricTensor, dict[str, Any]]:
+        of_memory = {"memory": GeometricTensor(memory[0], layer.memory_type, *memory[1:])} if memory else {}
+        return GeometricTensor(x, layer.in_type), self.arguments | of_memory
+
+    def output(self, layer: Layer, *tensors: Tensor) -> Tensor:
+        x, arguments = self.all(layer, *tensors)
+        return values(layer(x, **arguments))
+
+    def exported(self, plain: Layer) -> Tensor:
+        names = ("memory", "memory_coords")[: len(self.tensors) - 1]
+        return plain(self.tensors[0], **dict(zip(names, self.tensors[1:], strict=True)), **self.arguments)
 
 
 def values(y: GeometricTensor | Tensor) -> Tensor:
@@ -534,6 +567,89 @@ def others(draw: Draw) -> Drawn:
     return Drawn(make, (draw.tensor(batch, in_type.size, *shape),), spaces.grid_error)
 
 
+def error_on(gspace: GSpace) -> Error:
+    """The equivariance error over elements that map grids of a gspace onto themselves, a memory transformed alike."""
+
+    def error(layer: Layer, inputs: Any) -> float:
+        x, arguments = inputs
+        elements = spaces.grid_generators(gspace) if gspace.dimensionality else spaces.generators(gspace)
+        with torch.no_grad():
+            y, worst = layer(x, **arguments), 0.0
+            for g in elements:
+                z = layer(x.transform(g), **transformed_features(arguments, g))
+                worst = max(worst, float((z.tensor - y.transform(g).tensor).norm() / spaces.size_of(y.tensor)))
+        return worst
+
+    return error
+
+
+def levels(draw: Draw) -> Drawn:
+    """U-shaped networks, networks of patches, and the maps from and to patches."""
+    space = (spaces.PLANE | spaces.VOLUME)[draw.choice(["trivial", "flip", "C2", "C4", "C8", "D4", "mirror"])]()
+    in_type, out_type = draw.fields(space), draw.fields(space)
+    square, patch = fibers(space).preserves_square, draw.randint(2, 3)
+    kind = draw.choice(["levels", "levels", "patches", "embedding", "decoder"]) if square else "levels"
+    shape = draw.shape(space, least=2, most=5)
+    kernel_size = draw.choice([3, None])
+    encoding = draw.choice(["mlp", "fourier", "rotary", "none", *(["convolutional"] if kernel_size else [])])
+    block: dict[str, Any] = {"keys": draw.choice(["own", "all"]), "encoding": encoding, "hidden_fields": 1}
+    convolutions = draw.randint(0, 1)
+    options: dict[str, Any] = {"widths": (1, 2), "convolutions": convolutions, "attention": (1 - convolutions, 1)}
+    options |= {"num_heads": 1, "kernel_size": kernel_size, "block": block, "antialiased": draw.yes()}
+    if kind == "levels" and square and draw.yes(0.4):
+        options["patch_size"] = patch
+    elif not convolutions:
+        in_type += spaces.regular(space, 1)  # a single scalar has no norm
+    sizes = {"image_size": 2 * patch, "patch_size": patch, "fields": 4, "num_heads": draw.randint(1, 2)}
+    sizes |= {"num_blocks": (1, 0), "class_token": False, "registers": draw.randint(0, 1), "hidden_fields": 1}
+    block["head_fields"] = 4
+    makes: dict[str, Callable[[], Layer]] = {
+        "levels": lambda: models.FieldUNet(space, in_type, out_type, **options),
+        "patches": lambda: models.VisionTransformer(space, in_type, out_type, **sizes),
+        "embedding": lambda: ea.PatchEmbedding(in_type, out_type, patch),
+        "decoder": lambda: ea.PatchDecoder(in_type, out_type, patch),
+    }
+    times = options.get("patch_size", 1) if kind == "levels" else 1 if kind == "decoder" else patch
+    x = draw.tensor(2, in_type.size, *(times * n for n in shape))
+    return DrawnNetwork(makes[kind], (x,), error_on(space))
+
+
+def heads(draw: Draw) -> Drawn:
+    """Transformers of sequences and grids: encoders and decoders, with a memory of any kind, or none."""
+    space = spaces.PLANE[draw.choice(["trivial", "flip", "C2", "C4", "C8", "D3", "D4"])]()
+    tokens, memory = ea.sequence_space(space.fibergroup), draw.choice([None, "sequence", "grid", "points"])
+    of_tokens = draw.yes(0.7)
+    in_space, seen = tokens if of_tokens else space, tokens if memory == "sequence" else space
+    in_type, out_type, memory_type = draw.fields(in_space), draw.fields(in_space), draw.fields(seen)
+    encodings = ["mlp", "fourier", "none"]
+    block: dict[str, Any] = {"hidden_fields": 1, "encoding": draw.choice(encodings), "head_fields": 3}
+    options: dict[str, Any] = {"fields": 2, "num_heads": draw.randint(1, 2), "num_decoder_layers": draw.randint(1, 2)}
+    options |= {"kernel_size": draw.choice([None, 3]), "condition": draw.choice([None, 2]), "block": block}
+    batch, side = draw.randint(1, 2), draw.randint(2, 4)
+    shape = (side,) if of_tokens else (side, side)
+    tensors, arguments = [draw.tensor(batch, in_type.size, *shape)], {}
+    if options["condition"] is not None:
+        arguments["condition"] = draw.tensor(batch, 2)
+    if of_tokens:
+        block["causal"] = draw.yes()
+    if memory is not None:
+        options |= {"memory_type": memory_type, "cross_attention": {"encoding": draw.choice(encodings)}}
+        options["cross_attention"]["head_fields"] = 3
+        if memory != "points" and draw.yes():
+            more = {"keys": draw.choice(["own", "all"]), "hidden_fields": 1, "head_fields": 3}
+            options |= {"num_encoder_layers": 1, "encoder_block": more | {"kernel_size": draw.choice([None, 3])}}
+        places = {"sequence": (draw.randint(1, 4),), "grid": (side, side)}.get(memory)
+        tensors.append(draw.tensor(5 if places is None else batch, memory_type.size, *(places or ())))
+        if memory == "points":
+            tensors.append(draw.tensor(5, 2))
+            arguments["memory_batch"] = torch.tensor([draw.randrange(batch) for _ in range(5)])
+    grids = memory == "grid" or not of_tokens
+    make = lambda: models.FieldTransformer(in_type, out_type, **options)  # noqa: E731
+    return DrawnNetwork(
+        make, tuple(tensors), error_on(space if grids else ea.sequence_space(space.fibergroup)), arguments
+    )
+
+
 # So many of each are drawn for all, and a few in every run.
 KINDS: dict[str, tuple[Callable[[Draw], Drawn], int]] = {
     "grids": (grids, 100),
@@ -544,4 +660,6 @@ KINDS: dict[str, tuple[Callable[[Draw], Drawn], int]] = {
     "scales": (scales, 25),
     "convolutions": (convolutions, 25),
     "others": (others, 25),
+    "levels": (levels, 40),
+    "heads": (heads, 40),
 }

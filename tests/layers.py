@@ -360,12 +360,40 @@ CASES = {
     "FieldUNet": Case(
         lambda: models.FieldUNet(C4, 2, FieldType(C4, [C4.irrep(1)]), widths=(2, 3), attention=(0, 1), num_heads=1)
     ),
+    "FieldUNet, patches": Case(
+        lambda: models.FieldUNet(
+            D4,
+            spaces.mixed(D4),
+            FieldType(D4, [D4.irrep(1, 1)]),
+            widths=(1, 2),
+            convolutions=0,
+            attention=(1, 1),
+            num_heads=1,
+            patch_size=2,
+        ),
+        shape=(2, 8, 8),
+    ),
     "ResNet44": Case(
         lambda: models.ResNet44(C4, 2, 3, width=(1, 2, 3), blocks=1, attention="features"), shape=(2, 16, 16)
     ),
     "VisionTransformer": Case(vision_transformer(), shape=(2, 8, 8)),
     "VisionTransformer, invariant": Case(vision_transformer(invariant=True, class_token=False), shape=(2, 8, 8)),
     "VisionTransformer, registers": Case(vision_transformer(registers=2), shape=(2, 8, 8)),
+    "VisionTransformer, fields": Case(
+        lambda: models.VisionTransformer(
+            D4,
+            spaces.mixed(D4),
+            FieldType(D4, [D4.irrep(1, 1), D4.trivial_repr]),
+            image_size=8,
+            patch_size=4,
+            fields=4,
+            num_heads=2,
+            num_blocks=(1, 0),
+            hidden_fields=2,
+            class_token=False,
+        ),
+        shape=(2, 8, 8),
+    ),
     "LieTransformer": on_points(
         lambda: models.LieTransformer(C4, 2, 3, fields=4, num_blocks=1, num_heads=2), batch=BATCH, mask=MASK
     ),

@@ -91,9 +91,10 @@ def check_copies(layer: Layer, drawn: Drawn) -> None:
     expected = drawn.output(layer, *drawn.tensors)
     other = drawn.layer(seed=-1)
     file = io.BytesIO()
-    torch.save(layer.state_dict(), file)
+    torch.save(layer.train().state_dict(), file)  # in eval mode escnn's convolutions keep kernels
     file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other.train().load_state_dict(torch.load(file, weights_only=True))
+    layer.eval(), other.eval()
     exports = [layer.export(), pickle.loads(pickle.dumps(layer.export()))]
     for found in (drawn.output(other, *drawn.tensors), *map(drawn.exported, exports)):
         torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
@@ -108,6 +109,23 @@ def test_drawn(kind, seed):
     check_backends(layer, drawn)
     check_equivariance(layer, drawn)
     check_copies(layer, drawn)
+
+
+def weighted(_, inputs, y):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(y.tensor.shape, generator=generator, dtype=torch.float64)
+    return GeometricTensor(y.tensor * weight, y.type)
+
+
+@pytest.mark.parametrize("kind", ["levels", "heads"])
+def test_networks_that_are_not_equivariant_are_found(kind):
+    found = []
+    for seed in range(6):
+        drawn = KINDS[kind][0](Draw(f"{seed}"))
+        layer = drawn.layer(seed)
+        layer.register_forward_hook(weighted)
+        found.append(drawn.error(layer, drawn.input(layer)) > 1e-2)
+    assert sum(found) >= 3  # but for trivial groups, and scalars of sequences
 
 
 def wrong_backend(layer, monkeypatch):
