@@ -87,7 +87,8 @@ def _attends(module: torch.nn.Module) -> bool:
 
 
 def _has_maps(module: torch.nn.Module) -> bool:
-    return callable(getattr(module, "attention_maps", None))
+    """Whether there are maps of a grid, which has a window; points have neighbourhoods."""
+    return callable(getattr(module, "attention_maps", None)) and not hasattr(module.plain, "neighbourhood")
 
 
 def find_layer(model: torch.nn.Module, layer: str | torch.nn.Module) -> torch.nn.Module:

@@ -35,6 +35,7 @@ from escnn_attention.nn.arguments import (
     check_type,
     choose_window,
     option_names,
+    shown,
 )
 from escnn_attention.nn.heads import Heads, is_scalar
 from escnn_attention.nn.point_attention import check_box, choose_cutoff, choose_kernel, choose_neighbourhood
@@ -257,21 +258,26 @@ class GroupCrossAttention(EquivariantModule):
         self,
         queries: GeometricTensor,
         keys: GeometricTensor,
-        positions: Sequence[Sequence[int]] | Tensor,
+        positions: Sequence[Sequence[int]] | Sequence[int] | Tensor,
         poses: Sequence[int | GroupElement] | None = None,
         key_padding_mask: Tensor | None = None,
+        *,
+        query_batch: Tensor | None = None,
+        key_batch: Tensor | None = None,
+        edge_index: Tensor | None = None,
     ) -> Tensor:
         r"""The attention of chosen queries.
 
         Args:
-            queries, keys, key_padding_mask: as in :meth:`forward`.
-            positions: ``(n, d)``, the positions of the queries, as indices along the axes of their grid; negative ones
-                count from the end.
+            queries, keys, key_padding_mask, query_batch, key_batch, edge_index: as in :meth:`forward`.
+            positions: ``(n, d)``, the positions of the queries, as indices along the axes of their grid; of points
+                their numbers, ``(n,)``; negative ones count from the end.
             poses: the output poses h, as elements or as their indices; all by default.
 
         Returns:
             Probabilities ``(B, num_heads, poses, positions, query poses, key poses, *key_space)``, as those of
             :meth:`GroupSelfAttention.attention_maps`. Each map sums to 1 over the key poses and the space of the keys.
+            Of queries at points B is 1, and for keys at points ``*key_space`` is N'; a query without keys has zeros.
 
         Raises:
             TypeError, ValueError: as :meth:`forward`; a position or pose that does not exist.
@@ -288,14 +294,18 @@ class GroupCrossAttention(EquivariantModule):
             torch.Size([1, 2, 1, 2, 1, 4, 4, 4])
         """
         x, y = self._check_queries_and_keys(queries, keys)
-        if queries.coords is not None or keys.coords is not None:
-            raise ValueError("queries: attention_maps got scattered points (coords are set), needed features on grids")
-        self._check_grids(x, y, None)
         # Whatever values are, they are attended to alike.
         z = None if self.value_type == self.key_type else y.new_zeros(len(y), self.value_type.size, *y.shape[2:])
         mask = None if key_padding_mask is None else _check_padding(key_padding_mask, y)
-        flat = flat_positions(positions, x.shape[2:])
-        return self.plain.attention_maps((x, y, z), flat, pose_indices(poses, self.space, self.samples), mask)
+        coords, batches = (queries.coords, keys.coords), (query_batch, key_batch)
+        if coords == (None, None):
+            _check_no_batch(batches)
+            self._check_grids(x, y, edge_index)
+        else:
+            self._check_points((queries, keys), batches, mask, edge_index)
+        flat = flat_positions(positions, x.shape[2:] if coords[0] is None else x.shape[:1])
+        chosen = pose_indices(poses, self.space, self.samples)
+        return self.plain.attention_maps((x, y, z), flat, chosen, mask, coords, batches, edge_index)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for queries of this shape, on a grid or at points."""
@@ -442,14 +452,11 @@ class GroupCrossAttention(EquivariantModule):
         parts = [f"{self.query_type}, {self.key_type} -> {self.out_type}", f"num_heads={self.num_heads}"]
         parts += [f"head_fields={self.head_fields}", kernel, f"query={core.query!r}", f"keys={core.keys!r}"]
         parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
-        rule, cutoff = core.places.rule, core.cutoff
-        given: dict[str, Any] = {"dilation": window.dilation if window.dilation > 1 else None}
-        if window.kernel_size is None:
-            given |= {"radius": rule.radius, "num_neighbours": rule.num_neighbours}
-        given |= {"cutoff": None if cutoff is None else cutoff.name, "period": core.places.relation.period}
-        parts += [f"{name}={value}" for name, value in given.items() if value is not None]
-        if core.dropout:
-            parts.append(f"dropout={core.dropout}")
+        rule = core.places.rule if window.kernel_size is None else Neighbourhood()
+        parts += shown(dilation=(window.dilation, 1), radius=(rule.radius, None))
+        parts += shown(num_neighbours=(rule.num_neighbours, None), period=(core.places.relation.period, None))
+        parts += [] if core.cutoff is None else [f"cutoff={core.cutoff.name}"]
+        parts += shown(dropout=(core.dropout, 0.0))
         return ", ".join([*parts, f"backend={core.backend!r}"])
 
     def __repr__(self) -> str:
@@ -460,9 +467,7 @@ def _check_no_batch(batches: Sequence[Tensor | None], *names: str) -> None:
     """Grids have images, and no numbers of clouds."""
     for name, batch in zip(names or ("query", "key"), batches, strict=True):
         if batch is not None:
-            raise ValueError(
-                f"{name}_batch: got a tensor for features on a grid, whose images are told apart; needed None"
-            )
+            raise ValueError(f"{name}_batch: got a tensor for features on a grid, which has images; needed None")
 
 
 def _check_types(query_type: Any, key_type: Any, value_type: Any, out_type: Any) -> None:
@@ -488,13 +493,10 @@ def _group_of(asking: GSpace, asked: GSpace, samples: Samples | None) -> Fibers:
     return group
 
 
-def _is_sequence(gspace: GSpace) -> bool:
-    return isinstance(gspace, SpaceTime) and gspace.base.dimensionality == 0
-
-
 def _choose_encoding(encoding: Encoding | str | None, asking: GSpace, one_space: bool) -> Encoding:
     """The encoding; by default that of offsets where there are some in space."""
-    if encoding is None and (not one_space or _is_sequence(asking)):
+    is_sequence = isinstance(asking, SpaceTime) and asking.base.dimensionality == 0
+    if encoding is None and (is_sequence or not one_space):
         return as_encoding("none")
     return as_encoding(encoding)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from escnn.nn import FieldType
+from escnn.group import GroupElement
+from escnn.nn import FieldType, GeometricTensor
+from torch import Tensor
 from typing_extensions import Unpack
 
 from escnn_attention._checks import check_int, check_length
@@ -18,6 +20,7 @@ from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import BETWEEN_POINTS, KeyMode, QueryMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.neighbours import Neighbourhood
+from escnn_attention.geometry.points import Cloud
 from escnn_attention.geometry.relations import Offset, Relation, periods_of
 from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
@@ -25,7 +28,7 @@ from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import PairOptions, PointOptions, check_options, check_types, option_names
 from escnn_attention.nn.heads import Heads, check_weights, is_scalar
 from escnn_attention.nn.point_module import PointLayer, check_edge_dim
-from escnn_attention.nn.self_attention import check_shared
+from escnn_attention.nn.self_attention import check_shared, flat_positions, pose_indices
 from escnn_attention.plain.cutoff import Cutoff, polynomial_envelope
 from escnn_attention.plain.point_attention import ConvolvedValues, PointAttention
 from escnn_attention.plain.projections import AttentionMode, GroupTables, padded, with_registers
@@ -179,6 +182,49 @@ class PointSelfAttention(PointLayer):
             cutoff=choose_cutoff(cutoff, rule),
         )
         super().__init__(in_type, out_type, heads.complete(plain), heads.channels)
+        self.samples = group.samples
+
+    def attention_maps(
+        self,
+        x: GeometricTensor,
+        positions: Sequence[int] | Tensor,
+        poses: Sequence[int | GroupElement] | None = None,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        measure: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+    ) -> Tensor:
+        r"""The attention of chosen points.
+
+        Args:
+            x, edge_index, batch, measure, edge_attr: as in :meth:`forward`.
+            positions: ``(n,)``, the numbers of the points that are queries; negative ones count from the end.
+            poses: the output poses h, as elements or as their indices; all by default.
+
+        Returns:
+            Probabilities ``(1, num_heads, poses, positions, query poses, key poses, N)``, with the axes of
+            :meth:`GroupSelfAttention.attention_maps`, zeros for points that are not seen, and times the factors of edge
+            features. With ``normalization="count"`` they are shares of the scores. Dropout is not applied.
+
+        Raises:
+            TypeError, ValueError: as :meth:`forward`; a point or pose that does not exist.
+
+        Example:
+            >>> import torch
+            >>> from escnn_attention import PointSelfAttention
+            >>> from escnn import gspaces, nn
+            >>> g = gspaces.rot2dOnR2(4)
+            >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
+            >>> layer = PointSelfAttention(fields, fields, num_heads=2, num_neighbours=3)
+            >>> x = nn.GeometricTensor(torch.randn(7, 8), fields, torch.randn(7, 2))
+            >>> maps = layer.attention_maps(x, positions=[0, -1], poses=[0])
+            >>> maps.shape, bool(torch.allclose(maps.sum((-2, -1)), torch.ones(())))
+            (torch.Size([1, 2, 1, 2, 1, 4, 7]), True)
+        """
+        x = self._check(x, edge_index, batch, None, measure, edge_attr)
+        chosen = flat_positions(positions, x.tensor.shape[:1]), pose_indices(poses, self.space, self.samples)
+        return self.plain.attention_maps(x.tensor, Cloud(x.coords, edge_index, batch, measure, edge_attr), *chosen)
 
     def _check_space(self, in_type: FieldType, relation: Relation | None, period: Any) -> Relation:
         """The relation, by default the offset, of points of a space that there is."""

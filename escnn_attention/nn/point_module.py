@@ -241,6 +241,12 @@ class PointLayer(PointModule):
                 that has a ``radius`` or ``num_neighbours`` of its own, features of edges that are missing, not finite
                 or not for this layer.
         """
+        x = self._check(x, edge_index, batch, mask, measure, edge_attr)
+        y = self.plain(x.tensor, x.coords, edge_index, batch, mask, measure, edge_attr)
+        return GeometricTensor(y, self.out_type, x.coords)
+
+    def _check(self, x: Any, edge_index: Any, batch: Any, mask: Any, measure: Any, edge_attr: Any) -> GeometricTensor:
+        """The features, if all arguments fit the layer and each other."""
         name = type(self).__name__
         x = check_points(x, self.in_type, self)
         rule = self.plain.neighbourhood
@@ -250,8 +256,7 @@ class PointLayer(PointModule):
             )
         kept(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
         check_edge_attr(edge_attr, edge_index, self.plain.edge_dim)
-        y = self.plain(x.tensor, x.coords, edge_index, batch, mask, measure, edge_attr)
-        return GeometricTensor(y, self.out_type, x.coords)
+        return x
 
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode.

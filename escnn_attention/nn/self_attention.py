@@ -158,8 +158,10 @@ def check_on_torus(encoding: Encoding, window: Window) -> None:
         )
 
 
-def flat_positions(positions: Sequence[Sequence[int]] | Tensor, shape: Sequence[int]) -> Tensor:
+def flat_positions(positions: Sequence[Sequence[int]] | Sequence[int] | Tensor, shape: Sequence[int]) -> Tensor:
     """The numbers of positions of a grid, of ``(n, d)`` indices along its axes; negative ones count from the end.
+
+    Points have one axis, and indices ``(n,)``.
 
     Raises:
         ValueError: they have other axes, or there is none of the positions.
@@ -169,7 +171,9 @@ def flat_positions(positions: Sequence[Sequence[int]] | Tensor, shape: Sequence[
         raise ValueError(f"positions: got {index.shape[1]} indices each, needed {len(shape)}")
     size = torch.tensor(shape, dtype=torch.long)
     if ((index < -size) | (index >= size)).any():
-        raise ValueError(f"positions: got {index.tolist()}, needed indices into a grid of shape {tuple(shape)}")
+        raise ValueError(
+            f"positions: got {index.tolist()}, needed indices below {tuple(shape)}, or negative ones from the end"
+        )
     flat = torch.zeros(len(index), dtype=torch.long)
     for axis, n in enumerate(shape):
         flat = flat * n + index[:, axis] % n

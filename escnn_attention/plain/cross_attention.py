@@ -24,7 +24,7 @@ from escnn_attention.geometry.points import Points
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.geometry.windows import Window
 from escnn_attention.plain.cutoff import Cutoff
-from escnn_attention.plain.point_attention import SeenFromPoses
+from escnn_attention.plain.point_attention import SeenFromPoses, maps_of_points
 from escnn_attention.plain.projections import AttentionMode, FromPoses, GroupTables, Scalars, ScoredHeads, ToPoses
 from escnn_attention.plain.self_attention import (
     fields_of,
@@ -164,15 +164,14 @@ class CrossAttention(ScoredHeads):
         See :meth:`escnn_attention.GroupCrossAttention.forward`; points have coordinates ``(N, d)``.
         """
         if query_coords is not None or key_coords is not None:
-            asking = self.scattered(queries, query_coords, query_batch)
-            asked = self.scattered(keys, key_coords, key_batch)
-            values = None if values is None else self.scattered(values, key_coords, key_batch).x
-            y = self.attend_points(asking, asked, values, key_padding_mask, edge_index)
+            sets = (queries, query_coords, query_batch), (keys, key_coords, key_batch)
+            call = self.point_call(*sets, values, key_padding_mask, edge_index)
+            y = self.project(BETWEEN_POINTS.compute(call, self.backend)).squeeze(0)
             if query_coords is not None:
                 return y
             return fields_of(y.unflatten(0, (queries.shape[0], -1)), queries.shape[2:])
-        call = self.call(queries, keys, values, self.grids(queries, keys), key_padding_mask)
-        return fields_of(self.project(ON_GRIDS.compute(call, self.backend)), queries.shape[2:])
+        on_grids = self.call(queries, keys, values, self.grids(queries, keys), key_padding_mask)
+        return fields_of(self.project(ON_GRIDS.compute(on_grids, self.backend)), queries.shape[2:])
 
     def attention_maps(
         self,
@@ -180,13 +179,26 @@ class CrossAttention(ScoredHeads):
         positions: Tensor,
         poses: Sequence[int] | None,
         key_padding_mask: Tensor | None = None,
+        coords: tuple[Tensor | None, Tensor | None] = (None, None),
+        batches: tuple[Tensor | None, Tensor | None] = (None, None),
+        edge_index: Tensor | None = None,
     ) -> Tensor:
         """The probabilities of :meth:`escnn_attention.GroupCrossAttention.attention_maps`, at flat positions.
 
-        ``sets`` are queries, keys and values.
+        ``sets`` are queries, keys and values; ``coords`` and ``batches`` are those of queries and of keys.
         """
         queries, keys, values = sets
         chosen = None if poses is None else torch.tensor(poses, device=queries.device)
+        if coords != (None, None):
+            of_queries, of_keys = zip((queries, keys), coords, batches, strict=True)
+            of_points = self.point_call(of_queries, of_keys, values, key_padding_mask, edge_index)
+            if coords[0] is not None:
+                positions = positions.unsqueeze(0)
+            else:  # of every image
+                positions = positions + math.prod(queries.shape[2:]) * torch.arange(len(queries)).unsqueeze(1)
+            maps = maps_of_points(of_points, positions, chosen)
+            # A query sees keys of one image at most.
+            return maps if coords[1] is not None else maps.unflatten(-1, (len(keys), *keys.shape[2:])).sum(6)
         call = self.call(queries, keys, values, self.grids(queries, keys), key_padding_mask)
         return maps_of(call, positions, chosen, keys.shape[2:])
 
@@ -241,15 +253,20 @@ class CrossAttention(ScoredHeads):
         cloud = torch.arange(images, device=x.device).repeat_interleave(grid.num_positions)
         return Scattered(rows_of(x).flatten(0, -2), places.repeat(images, 1), cloud)
 
-    def attend_points(
+    def point_call(
         self,
-        queries: Scattered,
-        keys: Scattered,
+        of_queries: tuple[Tensor, Tensor | None, Tensor | None],
+        of_keys: tuple[Tensor, Tensor | None, Tensor | None],
         values: Tensor | None,
         hidden: Tensor | None,
         edge_index: Tensor | None,
-    ) -> Tensor:
-        """The output ``(N, out)`` for queries and keys at points, of which a mask hides some keys."""
+    ) -> PointCall:
+        """The attention to compute where either are points, of which a mask hides some keys.
+
+        ``of_queries`` and ``of_keys`` are the arguments of :meth:`scattered`.
+        """
+        queries, keys = self.scattered(*of_queries), self.scattered(*of_keys)
+        values = None if values is None else self.scattered(values, *of_keys[1:]).x
         batch, features, coords = keys.batch, keys.x, keys.coords
         if hidden is not None:
             # Of no cloud, and whatever they hold, it reaches nothing, gradients included.
@@ -273,8 +290,7 @@ class CrossAttention(ScoredHeads):
         dropout = self.dropout if self.training else 0.0
         bias = self.encoding.pair_bias(self._pair_tables())
         modes: dict[str, Any] = {"query": self.query, "keys": self.keys, "dropout": dropout, "envelope": self.cutoff}
-        call = PointCall(q, k, v, bias, asking, asked, **modes)
-        return self.project(BETWEEN_POINTS.compute(call, self.backend)).squeeze(0)
+        return PointCall(q, k, v, bias, asking, asked, **modes)
 
     def _pair_tables(self) -> PairTables:
         quotient, measure = self.quotient, self.log_measure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional import BETWEEN_POINTS, PointCall
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import Halves, PairBias, PairTables, Relate, in_rows
+from escnn_attention.functional.points.reference import probabilities
 from escnn_attention.functional.points.weights import Values
 from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.geometry.points import Cloud, Points, where_present
@@ -202,16 +204,31 @@ class PointAttention(PointModule, HeadModule):
         element = self.transformation.draw() if self.transformation is not None and self.training else None
         if self.transformation is not None and element is not None:
             x = self.transformation.inputs(x, element, inverse=True)
-        # In half precision points that are far from the origin would fall together.
-        points = cloud.coords.to(working_precision(self.inverse_action.dtype))
-        points = points if self.length_scale == 1 else self.relation.scaled(points, self.length_scale)
+        points = self._points_in_units(cloud.coords)
         if self.transformation is not None and element is not None:
             # Row vectors, so that the product with the matrix of g is g⁻¹ applied to every point. Not a matrix product,
             # which autocast has in half precision.
             points = (points.unsqueeze(-1) * self.transformation.space(element).to(points)).sum(-2)
-        where = (cloud.coords, cloud.edge_index, cloud.batch, self.neighbourhood, cloud.edge_attr)
-        y = self.attend(x, Points(points, *where), cloud.measure)
+        y = self.attend(x, self._points(points, cloud), cloud.measure)
         return y if self.transformation is None or element is None else self.transformation.outputs(y, element)
+
+    def _points_in_units(self, coords: Tensor) -> Tensor:
+        """The coordinates of points in units of the length scale."""
+        # In half precision points that are far from the origin would fall together.
+        points = coords.to(working_precision(self.inverse_action.dtype))
+        return points if self.length_scale == 1 else self.relation.scaled(points, self.length_scale)
+
+    def _points(self, points: Tensor, cloud: Cloud) -> Points:
+        """The points of a cloud at the coordinates that the encoding takes."""
+        return Points(points, cloud.coords, cloud.edge_index, cloud.batch, self.neighbourhood, cloud.edge_attr)
+
+    def attention_maps(self, x: Tensor, cloud: Cloud, queries: Tensor, poses: Sequence[int] | None) -> Tensor:
+        """The probabilities of :meth:`escnn_attention.PointSelfAttention.attention_maps`."""
+        if self.shared_scores and poses is not None:
+            poses = [0] * len(poses)  # all alike
+        chosen = None if poses is None else torch.tensor(poses, device=x.device)
+        call = self.call(x, self._points(self._points_in_units(cloud.coords), cloud), cloud.measure)
+        return maps_of_points(call, queries.unsqueeze(0), chosen)
 
     def attend(self, x: Tensor, positions: Points, measure: Tensor | None) -> Tensor:
         """The layer on features ``(N, in)`` at the given points: ``(N, out)``."""
@@ -335,6 +352,12 @@ class SeenMotion:
         offset = key - query  # G, A, K, d
         seen = torch.einsum("hpij,gakj->ghapki", self._linear.to(offset.dtype), offset)
         return (seen + self._constant.to(offset.dtype)[:, None, :, None]).to(self._linear.dtype)
+
+
+def maps_of_points(call: PointCall, queries: Tensor, poses: Tensor | None) -> Tensor:
+    """The probabilities of queries ``(B, n)`` and poses, ``(B, M, poses, n, query poses, key poses, N')``."""
+    p = probabilities(call, queries.to(call.q.device).flatten(), poses)
+    return p.unflatten(1, queries.shape).permute(1, 0, 3, 2, 4, 5, 6)
 
 
 def check_edge_attr(edge_attr: Tensor | None, edge_index: Tensor | None, edge_dim: int | None) -> None:

@@ -561,6 +561,42 @@ def test_attention_maps(encoding, query):
     assert maps[~hidden].all()
 
 
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("encoding", ["mlp", "rotary", "absolute", "none"])
+@pytest.mark.parametrize("modes", [("own", "all"), ("all", "all"), ("own", "own")], ids="-".join)
+@pytest.mark.parametrize("kinds", ["points-points", "sequence-points", "points-grid", "grid-points"])
+def test_attention_maps_of_points_make_the_output(encoding, modes, kinds):
+    """Of clouds and images, masks of keys included."""
+    modes = {"query": modes[0], "keys": modes[1]}
+    batches, given, inputs = torch.tensor([0, 1, 1, 0, 1]), {}, []
+    for name, kind in zip(("query", "key"), kinds.split("-"), strict=True):
+        fields = mixed(sequence(C4) if kind == "sequence" else C4)
+        inputs.append(
+            points_of(fields, 5) if kind == "points" else random_field(fields, *spaces.shape_of(fields.gspace, 2))
+        )
+        given |= {f"{name}_batch": batches} if kind == "points" else {}
+    x, y = inputs
+    layer = drawn(GroupCrossAttention(x.type, y.type, x.type, 2, head_fields=4, encoding=encoding, **modes))
+    at_points, shape = kinds.startswith("points"), x.shape[2:]
+    mask = torch.zeros(len(y.tensor), *y.shape[2:], dtype=torch.bool)
+    mask[1] = True
+    mask = mask if mask.dim() == 1 else mask & (torch.rand(mask.shape) < 0.5)
+    positions = range(5) if at_points else list(itertools.product(*map(range, shape)))
+    maps = layer.attention_maps(x, y, positions, key_padding_mask=mask, **given)
+    _, _, v = of_sets(layer, *(t.tensor.T[None] if t.coords is not None else t.tensor for t in (x, y)))
+    if at_points and y.coords is None:  # each query reads the values of its own image
+        v = v[:, batches]
+        heads = torch.einsum("bmhqjpk,mqkpc->mbqhc", maps.flatten(6), v)
+    else:
+        heads = torch.einsum("bmhqjpk,mnkpc->mbqhc", maps.flatten(6), v)
+    found = layer.plain.project(heads)
+    found = found.squeeze(0) if at_points else fields_of(found, shape)
+    torch.testing.assert_close(found, layer(x, y, key_padding_mask=mask, **given).tensor)
+    poses = [1] if at_points else [1, 0]
+    torch.testing.assert_close(layer.attention_maps(x, y, positions[1:], poses, mask, **given), maps[:, :, poses, 1:])
+    assert not maps.movedim(6, 0)[mask].any() if mask.dim() == 1 else True
+
+
 def test_dropout_in_training_only():
     tokens, image = regular(sequence(C4), 2), regular(C4, 2)
     layer = drawn(GroupCrossAttention(tokens, image, tokens, dropout=0.5))
@@ -1020,7 +1056,8 @@ def test_points_that_do_not_fit():
         (lambda: layer(x, y, query_batch=batch), ValueError, "query_batch: got a tensor for features on a grid"),
         (lambda: layer(x, one, key_batch=batch), ValueError, "key_batch: got a tensor for features on a grid"),
         (lambda: window.double()(y, y), ValueError, "kernel_size: got 3, which is a window on a grid"),
-        (lambda: layer.attention_maps(x, y, [(0,)]), ValueError, "queries: attention_maps got scattered points"),
+        (lambda: near.attention_maps(y, y, [4]), ValueError, "positions: got"),
+        (lambda: layer.attention_maps(x, y, [(0,)]), ValueError, "key_batch: got None"),
         (lambda: near(one, one), ValueError, "radius, num_neighbours or period: got two sets on grids"),
         (lambda: whole(one, one, edge_index=edges), ValueError, "edge_index: got two sets on grids"),
         (lambda: near(y, y, edge_index=edges), ValueError, "edge_index: got edges, and the layer chooses"),

@@ -27,7 +27,11 @@ from escnn_attention import (
 )
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models import PointTransformer
+from tests.layers import BATCH, EDGES, drawn
 from tests.nn.points import ENCODINGS, SPACES, cloud, error_of, mixed, worst_error
+from tests.spaces import generators, scalars
+
+D4 = gspaces.flipRot2dOnR2(4)
 
 
 @pytest.mark.sampled(3)
@@ -468,3 +472,71 @@ def test_sets_of_tokens_are_sequences_whose_order_does_not_matter():
         torch.testing.assert_close(found[batch == number], expected)
     with pytest.raises(TypeError, match=r"causal: .*no such option"):
         PointSelfAttention(fields, fields, causal=True)
+
+
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute", "none"])
+@pytest.mark.parametrize("modes", [("own", "all"), ("all", "all"), ("own", "own"), ("all", "own")], ids="-".join)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"radius": 1.5, "cutoff": True},
+        {"num_neighbours": 3},
+        {"edge_dim": 2},
+        {"normalization": "count"},
+        {"registers": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [mixed, lambda space: scalars(space, 3)], ids=["mixed", "scalars"])
+def test_attention_maps_make_the_output(encoding, modes, options, kind):
+    """They are the weights of the values, follow the group, and are zero beyond clouds and neighbours."""
+    fields, options = kind(D4), dict(options)
+    if "registers" in options and (modes[1] == "own" or encoding == "absolute"):
+        options.pop("registers")
+    modes = {"query": modes[0], "keys": modes[1]}
+    layer = drawn(PointSelfAttention(fields, fields, 2, head_fields=4, encoding=encoding, **modes, **options))
+    x, batch, measure = cloud(fields, 9), BATCH, torch.linspace(1, 2, 9).double()
+    given = {"batch": batch, "measure": measure}
+    if "edge_dim" in options:
+        given |= {"edge_index": EDGES, "edge_attr": torch.linspace(-1, 1, 20).view(10, 2).double()}
+    maps = layer.attention_maps(x, range(9), **given)
+    v = layer.plain.to_heads(x.tensor.unsqueeze(0))[2]
+    heads = torch.einsum("bmhqjpk,mbkpc->mbqhc", maps, v)
+    output = layer(x, **given)
+    torch.testing.assert_close(layer.plain.project(heads).squeeze(0), output.tensor, rtol=1e-11, atol=1e-12)
+    some = layer.attention_maps(x, [4, -1, 4], [2, 0], **given)
+    of_poses = maps[:, :, [2, 0]] if maps.shape[2] > 1 else maps.expand(-1, -1, 2, -1, -1, -1, -1)
+    torch.testing.assert_close(some, of_poses[:, :, :, [4, 8, 4]])
+    seen = maps.abs().sum((0, 1, 2, 4, 5)) > 0  # query, key
+    assert not seen[batch[:, None] != batch].any()
+    if "edge_dim" in options:
+        assert torch.equal(
+            seen, torch.zeros(9, 9, dtype=torch.bool).index_put((EDGES[1], EDGES[0]), torch.tensor(True))
+        )
+    with torch.no_grad():
+        layer.plain.inverse_action[:] = torch.eye(2, dtype=torch.float64)
+    wrong = layer.attention_maps(x, range(9), **given)
+    assert encoding == "none" or (wrong - maps).abs().max() > 1e-6
+
+
+def test_attention_maps_follow_the_group():
+    """The pose h of the query becomes gh, and so do those of the keys."""
+    fields = mixed(D4)
+    layer, x = drawn(PointSelfAttention(fields, fields, head_fields=4, radius=1.5)), cloud(fields, 7)
+    elements = list(D4.fibergroup.elements)
+    for g in generators(D4):
+        moved = [elements.index(g @ h) for h in elements]
+        before, after = (layer.attention_maps(z, range(7)) for z in (x, x.transform(g)))
+        torch.testing.assert_close(after[:, :, moved][..., moved, :], before)
+    assert (after - before).abs().max() > 1e-4
+
+
+def test_attention_maps_of_points_that_there_are_not():
+    layer = PointSelfAttention(mixed(D4), mixed(D4), head_fields=4).double()
+    x = cloud(layer.in_type, 5)
+    for positions, poses in (([5], None), ([[0, 1]], None), ([0], [8])):
+        message = "positions: got" if poses is None else "poses: got 8"
+        with pytest.raises(ValueError, match=message):
+            layer.attention_maps(x, positions, poses)

@@ -36,8 +36,58 @@ def attention(call: PointCall) -> Tensor:
     return out[:, :, :-1]
 
 
-def _attend(call: PointCall, some: Chunk) -> Tensor:
-    """The output of the queries of groups, ``(M, G, A, H, C)``."""
+def probabilities(call: PointCall, queries: Tensor | None = None, poses: Tensor | None = None) -> Tensor:
+    """Attention probabilities of each query, without dropout and kernels of values.
+
+    Args:
+        call: the attention.
+        queries: ``(n,)``, the numbers of the queries; all by default.
+        poses: ``(m,)``, the output poses; all by default.
+
+    Returns:
+        ``(M, n, m, J, P, N')``, where J runs over the query poses: one for ``"own"``, all of ``q``'s for ``"all"``.
+        Zeros for keys that a query does not see.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import PointSelfAttention
+        >>> from escnn_attention.functional.points.reference import probabilities
+        >>> from escnn_attention.geometry.neighbours import Neighbourhood
+        >>> from escnn_attention.geometry.points import Points
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, [g.regular_repr])
+        >>> layer = PointSelfAttention(fields, fields, head_fields=2).plain
+        >>> x = torch.randn(5, 2)
+        >>> call = layer.call(torch.randn(5, 4), Points(x, x, None, None, Neighbourhood()), None)
+        >>> probabilities(call, torch.tensor([2])).shape
+        torch.Size([1, 1, 4, 1, 4, 5])
+    """
+    (heads, _, number, query_poses, _), (key_number, key_poses) = call.q.shape, call.k.shape[2:4]
+    device, every = call.q.device, torch.arange(call.num_poses, device=call.q.device)
+    poses = every if poses is None else poses
+    chosen, back = (torch.arange(number, device=device) if queries is None else queries).unique(return_inverse=True)
+    # One row and one column more are for what fills up, and for queries that are not asked for.
+    place = chosen.new_full((number + 1,), len(chosen)).index_copy(0, chosen, torch.arange(len(chosen), device=device))
+    of_pair = (heads, len(poses), 1 if call.query == "own" else query_poses, key_poses)
+    out = call.v.new_zeros(len(chosen) + 1, key_number + 1, *of_pair)
+    for some in call.query_points.neighbours(call.key_points).chunks(_PAIRS):
+        p = _weigh(call, some)[0][:, :, poses]
+        if p.shape[5] < key_poses:  # of the query's own pose only
+            own = torch.eye(key_poses, dtype=p.dtype, device=device)
+            p = p * (own[poses, None, None, :, None] if call.query == "own" else own[:, None, :, None])
+        rows = place[some.queries.masked_fill(some.queries < 0, number)].unsqueeze(2)
+        columns = some.keys.masked_fill(some.keys < 0, key_number).unsqueeze(1)
+        out = out.index_put((rows, columns), p.permute(0, 4, 6, 1, 2, 3, 5).to(out.dtype), accumulate=True)
+    return out[back, :-1].permute(2, 0, 3, 4, 5, 1)
+
+
+_PAIRS = 2**14
+"""The most pairs of points whose probabilities are made at once."""
+
+
+def _weigh(call: PointCall, some: Chunk) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights of the keys of groups, ``(G, M, H, J, A, P, K)``, their values, and what is seen of them."""
     summed, bias = call.query == "all", call.bias
     queries, keys = some.queries.clamp(min=0), some.keys.clamp(min=0)
     # G, M, H or 1, J or 1, A, C: in the own mode the poses of the queries are those of the output.
@@ -59,6 +109,12 @@ def _attend(call: PointCall, some: Chunk) -> Tensor:
     p = _normalized(call, score, some, terms.envelope)
     if terms.factors is not None:
         p = p * terms.factors.transpose(0, 1)[:, :, None, None, :, None]
+    return p, v, seen
+
+
+def _attend(call: PointCall, some: Chunk) -> Tensor:
+    """The output of the queries of groups, ``(M, G, A, H, C)``."""
+    p, v, seen = _weigh(call, some)
     p = F.dropout(p, call.dropout)
     # G, M, H, A, P, K, the query poses in place of P where each of them has its own keys.
     p = p.squeeze(-2).movedim(3, -2) if v.shape[3] != p.shape[5] else p.sum(3)
