@@ -273,8 +273,8 @@ def table(results: dict[str, list[dict[str, float]]]) -> Iterator[str]:
         cells = [f"{runs[0]['parameters']:,}"]
         for key in ("shown", "not shown"):
             values = 100 * np.array([run[key] for run in runs])
-            spread = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
-            cells.append(f"{values.mean():.1f} ± {spread:.1f} %")
+            error = f" ± {values.std(ddof=1) / len(values) ** 0.5:.1f}" if len(values) > 1 else ""
+            cells.append(f"{values.mean():.1f}{error} %")
         cells += [f"{max(run[f'error {when}'] for run in runs):.0e}" for when in ("before", "after")]
         yield f"| {name} | {' | '.join(cells)} |"
 
