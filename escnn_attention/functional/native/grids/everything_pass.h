@@ -266,12 +266,15 @@ template <class T> struct EverythingPass {
         });
     }
     // Probabilities from scores, in place.
-    template <int G> void normalize(int64_t row) {
+    template <int G, bool NORMALIZED = true> void normalize(int64_t row) {
         const T unit = this->unit;
         W most[G], factor[G];
         for (int g = 0; g < G; g++) most[g] = load(most_of(row + g)), factor[g] = load(factor_of(row + g));
         for (int64_t n = 0; n < stretch.num_keys(); n++)
-            for (int g = 0; g < G; g++) scores[n * G + g] = factor[g] * exp2<T>(scores[n * G + g] - most[g], unit);
+            for (int g = 0; g < G; g++) {
+                const W y = exp2<T>(scores[n * G + g] - most[g], unit);
+                scores[n * G + g] = NORMALIZED ? factor[g] * y : y;
+            }
     }
     // Of weights (keys, G), what the keys have by the queries of a group, or the values by the gradients of outputs.
     template <int G> void add_to_keys(const W* weight, const Buffer<W>& transposed, int64_t pose, const Buffer<T>& to) {
@@ -312,7 +315,7 @@ template <class T> struct EverythingPass {
 
     // Calls f(how many output poses, which of them, how many query poses, output pose, query pose) with probabilities
     // in `scores` and the gradients of weights, (keys, F), in `of_values`; and `after` all of a group of output poses.
-    template <class F, class After> void each_frame(F f, After after) {
+    template <bool NORMALIZED, class F, class After> void each_frame(F f, After after) {
         make_content();
         each_group(num_poses, [&](auto number, int64_t first_out_pose) {
             multiply_keys<T, number>(stretch, v, channels, grad_out.data + channels * first_out_pose, nullptr, nullptr,
@@ -321,7 +324,7 @@ template <class T> struct EverythingPass {
             for (int64_t i = 0; i < number; i++)
                 each_group(query_poses, [&](auto size, int64_t pose) {
                     make_scores<size>(first_out_pose + i, pose);
-                    normalize<size>((first_out_pose + i) * query_poses + pose);
+                    normalize<size, NORMALIZED>((first_out_pose + i) * query_poses + pose);
                     f(number, i, size, first_out_pose + i, pose);
                 });
             after(number, first_out_pose);
@@ -330,7 +333,7 @@ template <class T> struct EverythingPass {
     void backward_all() {
         inner.clear();
         each_stretch([&] {
-            each_frame(
+            each_frame<false>(
                 [&](auto number, int64_t i, auto size, int64_t out_pose, int64_t pose) {
                     constexpr int F = number, G = size;
                     const int64_t row = out_pose * query_poses + pose;
@@ -338,13 +341,13 @@ template <class T> struct EverythingPass {
                     for (int64_t n = 0; n < stretch.num_keys(); n++)
                         for (int g = 0; g < G; g++)
                             sums[g] += kept(scores[n * G + g], row + g, n) * of_values[n * F + i];
-                    for (int g = 0; g < G; g++) inner[row + g] += sums[g];
+                    for (int g = 0; g < G; g++) inner[row + g] += load(factor_of(row + g)) * sums[g];
                 },
                 [](auto, int64_t) {});
         });
         each_stretch([&] {
             grad_content.clear();
-            each_frame(
+            each_frame<true>(
                 [&](auto number, int64_t i, auto size, int64_t out_pose, int64_t pose) {
                     constexpr int F = number, G = size;
                     const int64_t row = out_pose * query_poses + pose;

@@ -253,9 +253,11 @@ template <class T> struct WindowPass {
             for (int f = 0; f < F; f++)
                 each_group(query_poses, [&](auto size, int64_t pose) {
                     constexpr int G = size;
+                    const int64_t row = (first_out_pose + f) * query_poses + pose;
                     scores_all<G>(first_out_pose + f, pose);
-                    differentiate_all<F, G>(f, (first_out_pose + f) * query_poses + pose,
-                                            grad_content.data + most_keys * pose);
+                    W* to = grad_content.data + most_keys * pose;
+                    if (dropout.on) differentiate_all<F, G, true>(f, row, to);
+                    else differentiate_all<F, G, false>(f, row, to);
                     bias.template backward<G>(query_group.data + channels * pose, window, first_out_pose + f, false,
                                               grads.data, grad_query_group.data + channels * pose);
                 });
@@ -271,8 +273,8 @@ template <class T> struct WindowPass {
         });
     }
     // From scores and gradients of weights to gradients of scores, in `grads` and added to those of the content; the
-    // weights are added to those of the other query poses.
-    template <int F, int G> void differentiate_all(int f, int64_t row, W* to) {
+    // weights are added to those of the other query poses. Without dropout the loop is short enough to be unrolled.
+    template <int F, int G, bool DROPS> void differentiate_all(int f, int64_t row, W* to) {
         const T unit = this->unit;
         W inner[G] = {}, most[G], factor[G];
         uint32_t of_row[G];
@@ -287,7 +289,7 @@ template <class T> struct WindowPass {
                 W together = weight_sums[n * F + f];
                 for (int g = 0; g < G; g++) {
                     const W p = factor[g] * exp2<T>(scores[n * G + g] - most[g], unit);
-                    const W left = dropout.on ? p * kept_of(of_row[g], n) : p;
+                    const W left = DROPS ? p * kept_of(of_row[g], n) : p;
                     const W grad = left * value;
                     part[g] += grad, together += left;
                     scores[n * G + g] = p, grads[n * G + g] = grad;
