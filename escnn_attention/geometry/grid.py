@@ -23,7 +23,32 @@ from escnn_attention.geometry.windows import (
 )
 
 
-class Grid:
+class Offsets:
+    """Offsets between positions, of which some are as short as others on a torus."""
+
+    _shortest: Tensor | None
+
+    def averaged(self, table: Tensor) -> Tensor:
+        """A function at all ``offsets``, ``(..., L, C)``, as the table that :meth:`rows` counts.
+
+        Positions that lie half a torus apart have several shortest offsets, and the table has the mean over them: an
+        element of the group maps the shortest offsets of a pair to those of another.
+
+        Example:
+            >>> from escnn_attention.geometry.grid import Grid
+            >>> from escnn_attention.geometry.windows import Window
+            >>> ring = Grid((4,), Window(None, "circular square"))
+            >>> ring.offsets.squeeze(-1).tolist()  # in units of 2 positions
+            [-1.0, -0.5, 0.0, 0.5, 1.0]
+            >>> ring.averaged(ring.offsets + 10).squeeze(-1).tolist()  # of -1, 0, 1 and both -2 and 2 positions
+            [9.5, 10.0, 10.5, 10.0]
+        """
+        if self._shortest is None:
+            return table
+        return table.index_select(-2, self._shortest.flatten()).unflatten(-2, self._shortest.shape).mean(-2)
+
+
+class Grid(Offsets):
     r"""The positions of an image or volume, of a tensor of shape ``(..., *shape)``.
 
     escnn's convention: x grows along the last axis, y and z decrease along the axes before it.
@@ -116,23 +141,6 @@ class Grid:
             outside |= offset.abs() > high if low == -high else (offset < low) | (offset > high)
             row = row * (high - low + 1) + offset.clamp(low, high) - low
         return self._lookup[row].masked_fill(outside, -1)
-
-    def averaged(self, table: Tensor) -> Tensor:
-        """A function at all ``offsets``, ``(..., L, C)``, as the table that :meth:`rows` counts.
-
-        Positions that lie half a torus apart have several shortest offsets, and the table has the mean over them: an
-        element of the group maps the shortest offsets of a pair to those of another.
-
-        Example:
-            >>> from escnn_attention.geometry.grid import Grid
-            >>> from escnn_attention.geometry.windows import Window
-            >>> ring = Grid((4,), Window(None, "circular square"))
-            >>> ring.offsets.squeeze(-1).tolist()  # in units of 2 positions
-            [-1.0, -0.5, 0.0, 0.5, 1.0]
-            >>> ring.averaged(ring.offsets + 10).squeeze(-1).tolist()  # of -1, 0, 1 and both -2 and 2 positions
-            [9.5, 10.0, 10.5, 10.0]
-        """
-        return mean_of(table, self._shortest)
 
     def blocks(self, max_queries: int) -> Blocks:
         """A partition of the queries in blocks; ``max_queries`` limits blocks that see every position."""
@@ -288,20 +296,6 @@ def shortest_steps(steps: Tensor, periods: tuple[int, ...]) -> tuple[Tensor, Ten
     each = torch.where(half.unsqueeze(1), signs * steps.unsqueeze(1), steps.unsqueeze(1))
     every, which = each.flatten(0, 1).unique(dim=0, return_inverse=True)
     return every, which.view(len(steps), -1)
-
-
-def mean_of(table: Tensor, shortest: Tensor | None) -> Tensor:
-    """The means ``(..., L, C)`` of the rows ``shortest``, ``(L, K)``, of a table; with None, the table itself.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.geometry.grid import mean_of
-        >>> mean_of(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[1, 1], [0, 2]])).tolist()
-        [[2.0], [2.5]]
-    """
-    if shortest is None:
-        return table
-    return table.index_select(-2, shortest.flatten()).unflatten(-2, shortest.shape).mean(-2)
 
 
 def _reach(shape: tuple[int, ...], window: Window) -> tuple[tuple[int, ...], int]:

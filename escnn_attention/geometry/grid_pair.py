@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from escnn_attention.geometry.cache import constant_tables
-from escnn_attention.geometry.grid import Grid, check_around, mean_of, shortest_steps
+from escnn_attention.geometry.grid import Grid, Offsets, check_around, shortest_steps
 from escnn_attention.geometry.lattice import SharedRows, everything, indices, longest_square, ravel, to_space
 from escnn_attention.geometry.windows import Blocks, WindowShape, is_circular
 
 
-class GridPair:
+class GridPair(Offsets):
     """The offsets between the positions of two grids that share their centre.
 
     On a torus they are the shortest ones, of which positions half a torus apart have several: see
@@ -40,7 +40,7 @@ class GridPair:
 
     Example:
         >>> import torch
-        >>> from escnn_attention.geometry.grid import Grid, check_around, mean_of, shortest_steps
+        >>> from escnn_attention.geometry.grid import Grid
         >>> from escnn_attention.geometry.grid_pair import GridPair
         >>> from escnn_attention.geometry.windows import Window
         >>> fine, coarse = Grid((4,), Window(3)), Grid((2,), Window(), spacing=2)
@@ -80,10 +80,6 @@ class GridPair:
         for axis, side in enumerate(self._axes):
             row = row * side.number + side.row(self._keys[keys, axis] - self._queries[queries, axis])
         return self._lookup[row]
-
-    def averaged(self, table: Tensor) -> Tensor:
-        """A function at all ``offsets``, ``(..., L, C)``, as the table that :meth:`rows` counts."""
-        return mean_of(table, self._shortest)
 
     def blocks(self, max_queries: int) -> Blocks:
         """A partition of the queries in blocks; ``max_queries`` limits blocks that see every position."""

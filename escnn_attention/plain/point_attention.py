@@ -148,6 +148,9 @@ class PointAttention(PointModule, HeadModule):
         edge_dim: the number of features of an edge; None without.
         cutoff: by which the measure of a key is multiplied for each query; None without.
         length_scale: as in :class:`escnn_attention.PointSelfAttention`.
+
+    Attributes:
+        sees_offsets: whether the encoding sees the offset between two points.
     """
 
     quotient: Tensor
@@ -178,6 +181,7 @@ class PointAttention(PointModule, HeadModule):
         parts = (project_in, project_out, encoding, needs, tables, mode)
         super().__init__(*parts, query_weight=query_weight, transformation=transformation)
         self.relation = relation
+        self.sees_offsets = relation.is_offset
         self.neighbourhood = neighbourhood
         self.values = values
         self.length_scale, self._relation_in_units = length_scale, relation.in_units(length_scale)
@@ -293,11 +297,6 @@ class PointAttention(PointModule, HeadModule):
         if self.motion is not None and self.rotation is not None:
             return SeenMotion(self.motion, self.rotation)
         return SeenFromPoses(self._relation_in_units, self.inverse_action)
-
-    @property
-    def sees_offsets(self) -> bool:
-        """Whether the encoding sees the offset between two points."""
-        return self.relation.is_offset
 
     def _log_measure(self, measure: Tensor | None) -> Tensor | None:
         """The logarithms of the measure of the keys, ``(N or 1, P or 1)``."""

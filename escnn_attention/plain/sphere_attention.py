@@ -135,6 +135,7 @@ class SphereAttention(PointAttention):
 
     def __init__(self, into: LocalFrames, out_of: LocalFrames, axes: int, **arguments: Any):
         super().__init__(**arguments)
+        self.sees_offsets = False  # but frames
         self.into = into
         self.out_of = out_of
         self.axes = axes
@@ -148,11 +149,6 @@ class SphereAttention(PointAttention):
     def relate(self) -> Relate:
         """The function of two points that the encoding gets: one frame as seen from the other."""
         return SeenOnSphere(self.inverse_action, self.axes, self.length_scale)
-
-    @property
-    def sees_offsets(self) -> bool:
-        """Whether the encoding sees the offset alone: here of frames."""
-        return False
 
 
 class SeenOnSphere:

@@ -80,7 +80,8 @@ class PointCall(Call):
         points, bias, measure = self.query_points, self.bias, self.bias.log_measure
         if points.coordinates.requires_grad and self.dropout:
             return None
-        large, sums = self.has_large_clouds, self.has_sums_to_share
+        large = self.has_large_clouds
+        sums = large and self.has_sums_to_share
         return (
             *(self.q.shape, self.k.shape, self.q.dtype, self.q.device, self.query, self.keys, self.dropout),
             *(self.normalization, self.values is None, self.edges is None, points.whole, large, sums),
