@@ -109,7 +109,7 @@ class EncodingBias(PairBias):
     def __init__(self, encoding: Offers, tables: PairTables):
         super().__init__(tables)
         self._encoding = encoding
-        self.in_frames = encoding.absolute or encoding.rotates
+        self.in_frames = encoding.absolute or (encoding.rotates and encoding.dim > 0)
         poses = None if self.in_frames else _pose_values(encoding, tables.quotient, tables.relative)
         poses = tables.of_pairs(None if poses is None else poses.movedim(-1, 1))
         self._poses = None if poses is None else poses.movedim(1, -1)  # added to the keys: M or 1, |H|, J or 1, P, C

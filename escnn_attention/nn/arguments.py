@@ -117,8 +117,13 @@ def _check_precision(x: GeometricTensor, layer: torch.nn.Module, argument: str) 
 
 
 def check_points(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
-    """``x``, if it is a feature field of type ``in_type`` at points; see :func:`check_field`."""
+    """``x``, if it is a feature field of type ``in_type`` at points; see :func:`check_field`.
+
+    Without a base space they have coordinates of no numbers.
+    """
     x = check_field(x, in_type, layer)
+    if x.coords is None and in_type.gspace.dimensionality == 0:
+        return GeometricTensor(x.tensor, in_type, x.tensor.new_zeros(len(x.tensor), 0))
     if x.coords is None:
         raise ValueError(
             f"input: {type(layer).__name__} got features on a grid, of shape {tuple(x.tensor.shape)}, needed scattered "

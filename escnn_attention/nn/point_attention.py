@@ -55,7 +55,8 @@ class PointSelfAttention(PointLayer):
     and lifting costs :math:`|H|` times less.
 
     Args:
-        in_type: the type of the input. Any fields, over a gspace on R² or R³.
+        in_type: the type of the input. Any fields, over a gspace on R² or R³; or over one without a base space, for
+            sets of tokens ``(N, in_type.size)`` without coordinates, which ``batch`` tells apart.
         out_type: the type of the output, over the same gspace.
         num_heads: the number of heads.
         head_fields: the number C of regular fields of a head: see :class:`GroupSelfAttention`.
@@ -102,9 +103,9 @@ class PointSelfAttention(PointLayer):
 
     Raises:
         TypeError: a type or number is none.
-        ValueError: another gspace, one without a base space, heads that do not divide the fields, an unknown option, a
-            ``cutoff`` without a ``radius`` or that is not 0 there, a ``period`` of a box that the fiber group does not
-            map onto itself, that a ``radius`` does not fit into, or with a rotary or absolute encoding.
+        ValueError: another gspace, heads that do not divide the fields, an unknown option, places without a base
+            space, a ``cutoff`` without a ``radius`` or that is not 0 there, a ``period`` of a box that the fiber group
+            does not map onto itself, that a ``radius`` does not fit into, or with a rotary or absolute encoding.
         NotImplementedError: the fiber group is continuous, and there are no ``samples``.
 
     Example:
@@ -151,7 +152,9 @@ class PointSelfAttention(PointLayer):
         BETWEEN_POINTS.check(backend)
         mode = AttentionMode(query, keys, dropout, backend, shared_scores, normalization)
         given: dict[str, Any] = {**options}
-        relation = self._check_space(in_type, relation, given.pop("period", None))
+        places: dict[str, Any] = {"radius": radius, "num_neighbours": num_neighbours, "length_scale": length_scale}
+        places["encoding"] = encoding if isinstance(encoding, PairKernel) else None
+        relation = self._check_space(in_type, relation, given.pop("period", None), **places)
         group = fibers(in_type.gspace, as_samples(samples))
         check_box(relation, group, in_type.gspace.name)
         cutoff = given.pop("cutoff", False)
@@ -226,13 +229,16 @@ class PointSelfAttention(PointLayer):
         chosen = flat_positions(positions, x.tensor.shape[:1]), pose_indices(poses, self.space, self.samples)
         return self.plain.attention_maps(x.tensor, Cloud(x.coords, edge_index, batch, measure, edge_attr), *chosen)
 
-    def _check_space(self, in_type: FieldType, relation: Relation | None, period: Any) -> Relation:
-        """The relation, by default the offset, of points of a space that there is."""
+    def _check_space(self, in_type: FieldType, relation: Relation | None, period: Any, **places: Any) -> Relation:
+        """The relation, by default the offset; ``places`` are options for points that have a place."""
         if in_type.gspace.dimensionality == 0:
-            raise ValueError(
-                f"in_type: {type(self).__name__} needs a gspace over R^d, got {in_type.gspace.name} without a base "
-                "space"
-            )
+            others = {"relation": relation, "period": period, "kernel_features": self.kernel_features, **places}
+            for name, value in others.items():
+                if value is not None:
+                    raise ValueError(
+                        f"{name}: {type(self).__name__} got {value}, but {in_type.gspace.name} has no base space, in "
+                        "which points would have places; leave it out"
+                    )
         if relation is not None and not isinstance(relation, Relation):
             raise TypeError(f"relation: got {type(relation).__name__}, needed a Relation or None")
         if period is None:

@@ -164,7 +164,8 @@ def check_at_points(
 ) -> list[tuple[GroupElement, float]]:
     """The mean errors of elements for random features at points, each error below its limit: else it says why."""
     module = copy.deepcopy(module).double().eval()
-    x = GeometricTensor(torch.randn(len(coords), module.in_type.size, dtype=coords.dtype), module.in_type, coords)
+    features = torch.randn(len(coords), module.in_type.size, dtype=coords.dtype)
+    x = GeometricTensor(features, module.in_type, coords if coords.numel() else None)
     arguments, errors = further_features(module, x), []
     others = (y for y in arguments.values() if isinstance(y, GeometricTensor))
     grids = [y.type.gspace for y in others if y.coords is None]
@@ -241,8 +242,8 @@ class PointLayer(PointModule):
                 that has a ``radius`` or ``num_neighbours`` of its own, features of edges that are missing, not finite
                 or not for this layer.
         """
-        x = self._check(x, edge_index, batch, mask, measure, edge_attr)
-        y = self.plain(x.tensor, x.coords, edge_index, batch, mask, measure, edge_attr)
+        points = self._check(x, edge_index, batch, mask, measure, edge_attr)
+        y = self.plain(points.tensor, points.coords, edge_index, batch, mask, measure, edge_attr)
         return GeometricTensor(y, self.out_type, x.coords)
 
     def _check(self, x: Any, edge_index: Any, batch: Any, mask: Any, measure: Any, edge_attr: Any) -> GeometricTensor:

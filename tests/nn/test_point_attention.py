@@ -181,7 +181,7 @@ def test_bad_arguments():
     none = gspaces.no_base_space(space.fibergroup)
     nowhere = FieldType(none, [none.regular_repr])
     with pytest.raises(ValueError, match="base space"):
-        PointSelfAttention(nowhere, nowhere)
+        PointAttentiveConv(nowhere, nowhere)
     other = gspaces.rot2dOnR3(4)
     regular = FieldType(other, [other.regular_repr])
     with pytest.raises(ValueError, match="plane"):
@@ -540,3 +540,44 @@ def test_attention_maps_of_points_that_there_are_not():
         message = "positions: got" if poses is None else "poses: got 8"
         with pytest.raises(ValueError, match=message):
             layer.attention_maps(x, positions, poses)
+
+
+@pytest.mark.parametrize("encoding", ["mlp", "rotary", "absolute", "none"])
+@pytest.mark.parametrize("modes", [("own", "all"), ("all", "all"), ("own", "own")], ids="-".join)
+def test_sets_of_tokens_have_no_places(encoding, modes):
+    """Equivariant, in any order, and as a network on the only point of a space that is one."""
+    point = gspaces.no_base_space(D4.fibergroup)
+    fields = FieldType(point, [point.regular_repr, point.irrep(1, 1), point.trivial_repr])
+    options = {"head_fields": 4, "encoding": encoding, "query": modes[0], "keys": modes[1]}
+    layer = drawn(PointSelfAttention(fields, fields, 2, **options))
+    x = fields(torch.randn(9, fields.size).double())
+    found = layer(x, batch=BATCH)
+    assert found.coords is None
+    for backend in ("reference", "neighbours"):
+        layer.plain.backend = backend
+        torch.testing.assert_close(layer(x, batch=BATCH).tensor, found.tensor)
+    for g in generators(D4):
+        moved = layer(x.transform(g), batch=BATCH).tensor
+        torch.testing.assert_close(moved, found.transform(g).tensor)
+    assert (moved - found.tensor).abs().max() > 1e-4 or (encoding, modes) == ("none", ("all", "all"))  # invariant
+    order = torch.randperm(9)
+    torch.testing.assert_close(layer(fields(x.tensor[order]), batch=BATCH[order]).tensor, found.tensor[order])
+    single = drawn(GroupSelfAttention(fields, fields, 2, None, **options))
+    single.load_state_dict(layer.state_dict())
+    alone = layer(x, batch=torch.arange(9)).tensor
+    torch.testing.assert_close(single(x).tensor, alone)
+    assert (alone - found.tensor).abs().max() > 1e-4
+    plain = layer.export()
+    torch.testing.assert_close(plain(x.tensor, x.tensor.new_zeros(9, 0), batch=BATCH), found.tensor)
+    assert layer.check_equivariance()
+    assert layer.attention_maps(x, [0], batch=BATCH).shape[-1] == 9
+
+
+@pytest.mark.parametrize(
+    "options", [{"radius": 1.0}, {"period": 2.0}, {"encoding": PairKernel()}, {"relation": Pair()}], ids=str
+)
+def test_places_of_tokens_that_there_are_not(options):
+    point = gspaces.no_base_space(D4.fibergroup)
+    fields = FieldType(point, [point.regular_repr])
+    with pytest.raises(ValueError, match=f"{next(iter(options))}: .* no base space"):
+        PointSelfAttention(fields, fields, head_fields=4, **options)
