@@ -67,7 +67,7 @@ def attention_between_points():
     [
         (attention_on_a_grid, (20, 64, 42)),
         (block_on_a_grid, (26, 76, 88)),
-        (attention_between_points, (24, 116, 68)),
+        (attention_between_points, (24, 119, 69)),
     ],
 )
 def test_a_forward_pass_is_short(make, most):
