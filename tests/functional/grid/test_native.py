@@ -79,6 +79,12 @@ def test_global_attention_in_several_stretches_of_keys(query, kinds, dtype, tole
         assert_same(got, outputs_and_gradients("reference", exact, grid, exact_terms, query), tolerance)
 
 
+def test_tables_of_more_keys_than_the_cache_holds():
+    """Fewer query poses are taken together."""
+    arguments = (*case(5, 5, 5, (1200,), Window(), {"spatial"}, channels=1), "own")
+    assert_same(outputs_and_gradients("native", *arguments), outputs_and_gradients("blocked", *arguments))
+
+
 @pytest.mark.parametrize("query", ["own", "all"])
 def test_a_later_stretch_of_keys_may_have_any_larger_scores(query):
     """Scores grow along the keys, beyond what exponentials hold."""

@@ -12,10 +12,10 @@
 
 namespace {
 
-// Calls f(how many, the first) for poses in groups.
-template <class F> void each_group(int64_t poses, F f) {
-    for (int64_t pose = 0; pose < poses; pose += GROUP)
-        dispatch(std::min<int64_t>(GROUP, poses - pose), [&](auto size) { f(size, pose); });
+// Calls f(how many, the first) for poses in groups of at most so many.
+template <class F> void each_group(int64_t poses, F f, int64_t most = GROUP) {
+    for (int64_t pose = 0; pose < poses; pose += most)
+        dispatch(std::min<int64_t>(most, poses - pose), [&](auto size) { f(size, pose); });
 }
 
 // K keys of a place, from a pose on: see multiply_keys.

@@ -18,6 +18,7 @@ namespace {
 template <class T> struct WindowPass {
     using W = V<T>;
     static constexpr int width = WIDTH<T>;
+    static constexpr int64_t IN_CACHE = 1 << 21;  // bytes, of the second level
 
     WindowPass(const Arguments& call, const Layout& layout)
             : call(call),
@@ -31,7 +32,8 @@ template <class T> struct WindowPass {
               query_poses(call.query_poses),
               key_poses(call.key_poses),
               num_poses(call.num_poses),
-              most_keys(layout.most_neighbours * call.key_poses) {
+              most_keys(layout.most_neighbours * call.key_poses),
+              group(std::clamp<int64_t>(IN_CACHE / (1 + 2 * most_keys * int64_t(sizeof(W))), 1, GROUP)) {
         const int64_t places = layout.queries * layout.slots, num_keys = layout.keys * layout.of_keys.slots;
         const int64_t of_q = places * query_poses * channels, of_k = num_keys * key_poses * channels;
         mask = Buffer<T>(num_keys);
@@ -191,7 +193,7 @@ template <class T> struct WindowPass {
             packing.template scatter<G>(grad_x, query_poses, channels, pose, place_of(query_poses * channels), grad_q);
             window.template distribute<G>(grads.data, query_group.data, channels, grad_k);
             window.template distribute<G>(weights, out_group.data, channels, grad_v);
-        });
+        }, group);
     }
 
     // The products of all query poses with the keys, which all output poses share: group by group, (keys, G) each.
@@ -313,6 +315,7 @@ template <class T> struct WindowPass {
     const Dropout<T> dropout;
     const T unit;  // a score of 1, in powers of 2
     const int64_t channels, query_poses, key_poses, num_poses, most_keys;
+    const int64_t group;  // of query poses: scores and their gradients stay in the cache
     uint32_t key = 0, first = 0;  // of dropout: the image's number, and the place of the band's first query
     int64_t place = 0, slot = 0;  // of the first query of the vector in the band, and of all its queries
     Buffer<T> mask, q, k, v, out, sums, grad_q, grad_k, grad_v;                   // of the band
