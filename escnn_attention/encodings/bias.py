@@ -162,6 +162,55 @@ class EncodingBias(PairBias):
         return None if values is None else values.permute(0, 2, 6, 1, 3, 4, 5), None
 
 
+class OverStabilizer:
+    r"""The encoding of cosets hK, the mean over the subgroup K that keeps a pose,
+    :math:`\frac{1}{|K|} \sum_{k \in K} \rho(k^{-1}\delta, k^{-1}p)`.
+
+    It is the same for all elements of a coset. Rotations are by the mean frequencies, those along the directions that K
+    keeps.
+
+    Args:
+        encoding: a bound encoding, whose poses are double cosets.
+        inverse: ``(|K|, d, d)``; the matrix of the inverse of every element of K.
+    """
+
+    def __init__(self, encoding: Offers, inverse: Tensor):
+        self.dim, self.form, self.absolute = encoding.dim, encoding.form, encoding.absolute
+        self.rotates, self.rotates_values = encoding.rotates, encoding.rotates_values
+        self.num_features = len(inverse) * encoding.num_features
+        self._encoding, self._inverse = encoding, inverse
+
+    def offsets(self, delta: Tensor) -> Tensor | None:
+        """The function of the offset, ``(M or 1, ..., C)`` at ``(..., d)``."""
+        values = self._encoding.offsets(torch.einsum("kij,...j->...ki", self._inverse.to(delta.dtype), delta))
+        return None if values is None else values.mean(-2)
+
+    def features(self, columns: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Features ``(B, F, n)`` at offsets ``(B, d, n)``, and their readout, ``(M or 1, C, F)``."""
+        seen = torch.einsum("kij,bjn->kbin", self._inverse.to(columns.dtype), columns)
+        offered = self._encoding.features(seen.flatten(0, 1))
+        return None if offered is None else (offered[0].unflatten(0, seen.shape[:2]).mean(0), offered[1])
+
+    def waves(self) -> tuple[Tensor, Tensor] | None:
+        """Frequencies ``(|K| · F, d)`` and the readout of cosines and sines, ``(M or 1, C, 2 · |K| · F)``."""
+        offered = self._encoding.waves()
+        if offered is None:
+            return None
+        frequencies, readout = offered
+        number = len(self._inverse)
+        parts = [part.repeat(1, 1, number) / number for part in readout.chunk(2, dim=-1)]
+        return (frequencies @ self._inverse.to(frequencies.dtype)).flatten(0, 1), torch.cat(parts, dim=-1)
+
+    def rotations(self) -> Tensor | None:
+        """Frequencies ``(M or 1, F, d)`` of rotations of pairs of channels."""
+        frequencies = self._encoding.rotations()
+        return None if frequencies is None else frequencies @ self._inverse.mean(0).to(frequencies.dtype)
+
+    def poses(self, relative: Tensor | None = None) -> Tensor | None:
+        """The table over the double cosets."""
+        return self._encoding.poses(relative)
+
+
 class FromAllPoses:
     r"""The encoding :math:`\rho(h^{-1}\delta)` for every pose h, side by side, as that of a single pose.
 

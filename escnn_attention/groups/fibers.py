@@ -57,6 +57,12 @@ class Fibers:
         relative: ``(S, S, F)`` float64; features of :math:`h_s^{-1} h_t`, of mean 0 and variance 1 over the group.
             None for a finite group, whose pairs have an index.
         samples: what was sampled; None for a finite group.
+        cosets: ``(|H/K|, |K|)``; the indices of the elements of each coset of a subgroup K, itself the first, where the
+            poses are cosets.
+            ``elements``, ``action`` and ``weights`` are then those of the first element of each, and ``quotient``,
+            ``(|H/K|, |H/K|)``, numbers the double cosets :math:`K g^{-1} h K`, on which a function of two cosets can
+            depend. None where poses are elements.
+        stabilizer: ``(|K|, d, d)`` float64; the matrices of the inverses of the elements of K.
     """
 
     elements: tuple[GroupElement, ...]
@@ -66,6 +72,13 @@ class Fibers:
     weights: np.ndarray
     relative: np.ndarray | None = None
     samples: Samples | None = None
+    cosets: np.ndarray | None = None
+    stabilizer: np.ndarray | None = None
+
+    @property
+    def relations(self) -> int:
+        """The number of values of ``quotient``; of samples, that of the poses."""
+        return self.order if self.cosets is None else int(self.quotient.max()) + 1
 
     @property
     def order(self) -> int:
@@ -75,7 +88,8 @@ class Fibers:
     @property
     def inverse_action(self) -> np.ndarray:
         """``(|H|, d, d)`` float64; the matrix of the inverse of each element."""
-        return self.action[self.inverse] if self.samples is None else np.swapaxes(self.action, 1, 2)
+        plain = self.samples is self.cosets is None
+        return self.action[self.inverse] if plain else np.swapaxes(self.action, 1, 2)
 
     @property
     def log_measure(self) -> np.ndarray | None:
@@ -99,8 +113,10 @@ class Fibers:
         return self.samples is None and bool(is_signed_permutation(self.action).all())
 
     def index(self, element: GroupElement) -> int:
-        """The channel of a regular field that belongs to ``element``."""
-        return self.elements.index(element)
+        """The channel of a regular field that belongs to ``element``, or its coset."""
+        if self.cosets is None:
+            return self.elements.index(element)
+        return int((self.cosets == element.group.elements.index(element)).any(1).argmax())
 
 
 def is_signed_permutation(matrices: np.ndarray) -> np.ndarray:
@@ -108,12 +124,14 @@ def is_signed_permutation(matrices: np.ndarray) -> np.ndarray:
     return np.isclose(np.abs(matrices), np.round(np.abs(matrices)), atol=1e-6).all(axis=(-2, -1))
 
 
-def fibers(gspace: GSpace, samples: Samples | None = None) -> Fibers:
+def fibers(gspace: GSpace, samples: Samples | None = None, subgroup: Any = None) -> Fibers:
     """The tables of the fiber group of ``gspace``.
 
     Args:
         gspace: the gspace.
         samples: the samples of a continuous fiber group.
+        subgroup: the id of a subgroup of a finite fiber group, as of ``gspace.quotient_repr``, whose cosets are the
+            poses; None for all elements.
 
     Raises:
         NotImplementedError: the fiber group is continuous and there are no samples, or it cannot be sampled.
@@ -125,7 +143,9 @@ def fibers(gspace: GSpace, samples: Samples | None = None) -> Fibers:
             raise ValueError(
                 f"samples: the fiber group {group.name} is finite and needs no samples; leave them at None"
             )
-        return _all_fibers(gspace)
+        return _all_fibers(gspace) if subgroup is None else _cosets(gspace, subgroup)
+    if subgroup is not None:
+        raise ValueError(f"poses: got {subgroup}, but the fiber group {group.name} is continuous; leave it at None")
     if samples is None:
         raise NotImplementedError(
             f"gspace: the fiber group {group.name} is continuous; this needs a finite fiber group, or samples of this "
@@ -185,6 +205,36 @@ def _all_fibers(gspace: GSpace) -> Fibers:
             [np.zeros((0, 0)) if action is None else np.asarray(action(h), dtype=np.float64) for h in group.elements]
         ),
         weights=np.ones(len(inverse)),
+    )
+
+
+def _cosets(gspace: GSpace, subgroup: Any) -> Fibers:
+    """The cosets of a subgroup of a finite fiber group."""
+    group, every = gspace.fibergroup, _all_fibers(gspace)
+    try:
+        part, into, _ = group.subgroup(subgroup)
+        if part is None or part.continuous:
+            raise ValueError
+    except (AssertionError, AttributeError, NotImplementedError, TypeError, ValueError, IndexError, KeyError) as error:
+        raise ValueError(
+            f"poses: got {subgroup!r}, needed the id of a subgroup of {group.name}, as of gspace.quotient_repr"
+        ) from error
+    own = np.array([every.index(into(k)) for k in part.elements])
+    products = every.quotient[every.inverse]
+    # The coset and the double coset of each element, named by their first elements; K is the first of them.
+    first = products[:, own].min(1)
+    names = sorted(set(first.tolist()), key=lambda name: (name not in own, name))
+    cosets = np.stack([np.flatnonzero(first == name) for name in names])
+    chosen = cosets[:, 0]
+    _, double = np.unique(first[products[own]].min(0), return_inverse=True)
+    return Fibers(
+        elements=tuple(every.elements[h] for h in chosen),
+        inverse=every.inverse,
+        quotient=double[every.quotient[np.ix_(chosen, chosen)]],
+        action=every.action[chosen],
+        weights=np.ones(len(chosen)),
+        cosets=cosets,
+        stabilizer=every.inverse_action[own],
     )
 
 
@@ -280,7 +330,8 @@ class FrameSegment:
 
     Attributes:
         columns: ``(m, n)``; the channels of the m fields of this representation, each of size n.
-        matrices: ``(|H|, n, n)``; :math:`\rho(h^{-1})`, or its transposed inverse, for every pose h.
+        matrices: ``(|H|, n, n)``; :math:`\rho(h^{-1})`, or its transposed inverse, for every pose h. For the cosets of
+            a subgroup ``(|H/K|, r, n)``, in a basis of the r vectors that are the same for all elements of a coset.
         permutation: ``(|H|, n)`` or None; where the matrices are permutations, the index that does the same:
             ``(w @ matrices[h])[j] == w[permutation[h, j]]``.
         irreps: the copies of each irrep of a finite group, the trivial one first; None for samples.
@@ -360,9 +411,22 @@ def frames(field_type: FieldType, *, group: Fibers | None = None, dual: bool = F
         matrices = _matrices_of(representation, group, dual)
         if dual and group.samples is not None:
             matrices = matrices * (group.weights * mass(field_type) / group.order)[:, None, None]
+        if group.cosets is not None:
+            segments.append(FrameSegment(columns, _of_cosets(matrices, group.cosets), None))
+            continue
         irreps = _irreps_of(representation)[dual] if group.samples is None else None
         segments.append(FrameSegment(columns, matrices, _as_permutation(matrices), irreps))
     return segments
+
+
+def _of_cosets(matrices: np.ndarray, cosets: np.ndarray) -> np.ndarray:
+    r"""``(|H/K|, r, n)``: an orthonormal basis of the rows w that K keeps, :math:`w\rho(k) = w`, in every frame."""
+    basis = np.zeros((0, matrices.shape[-1]))
+    for row in matrices[cosets[0]].mean(0):
+        rest = row - (row @ basis.T) @ basis
+        if (length := np.linalg.norm(rest)) > 1e-6:
+            basis = np.concatenate([basis, rest[None] / length])
+    return basis @ matrices[cosets[:, 0]]
 
 
 def columns_of(field_type: FieldType) -> list[tuple[Representation, np.ndarray]]:

@@ -253,6 +253,10 @@ AttentionLike: TypeAlias = EquivariantModule | Callable[[FieldType, FieldType], 
 """An attention from one type to another, or what makes one of the two types."""
 
 
+Subgroup: TypeAlias = "tuple[Any, ...] | int | None"
+"""The id of a subgroup of a finite fiber group, as escnn numbers them; None for the subgroup of one element."""
+
+
 class HeadOptions(TypedDict, total=False):
     """Options of the heads of an attention layer, which several layers share: see :class:`GroupSelfAttention`."""
 
@@ -270,6 +274,7 @@ class GridOptions(HeadOptions, total=False):
     stride: int
     scale_factor: int
     normalization: Normalization
+    poses: Subgroup
 
 
 class WindowOptions(HeadOptions, total=False):
@@ -282,6 +287,7 @@ class WindowOptions(HeadOptions, total=False):
     is_causal: bool
     padding_mode: PaddingMode
     normalization: Normalization
+    poses: Subgroup
     backend: str
     samples: Samples | int | None
 
@@ -304,6 +310,12 @@ class PointOptions(HeadOptions, total=False):
     period: float | Sequence[float] | None
 
 
+class PointSelfOptions(PointOptions, total=False):
+    """Options of :class:`PointSelfAttention` besides those of its heads."""
+
+    poses: Subgroup
+
+
 class PairOptions(PointOptions, total=False):
     """Options of attention between points that convolutions and blocks pass on: see :class:`PointSelfAttention`."""
 
@@ -321,6 +333,7 @@ class PointBlockOptions(PairOptions, total=False):
     """Options of :class:`PointTransformerBlock` besides those that it lists."""
 
     attention_dropout: float
+    poses: Subgroup
     encoding: Encoding | PairKernel | str | None
     keys: KeyMode
     shared_scores: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
 from escnn.nn import FieldType
 
 from escnn_attention._checks import check_bool, check_int, check_option
@@ -71,7 +72,7 @@ class Heads:
         """
         check_option("projection", projection, ("group", "pointwise"))
         num_heads = check_int("num_heads", num_heads)
-        channels = choose_head_fields(out_type, num_heads, head_fields, mass(out_type))
+        channels = choose_head_fields(out_type, num_heads, head_fields, _mass(out_type, group))
         if projection == "pointwise":
             check_regular("out_type", out_type, 'projection="pointwise"')
         check_int("registers", registers, least=0)
@@ -131,6 +132,8 @@ class Heads:
         if self.projection == "pointwise":
             check_regular("in_type", in_type, 'projection="pointwise"')
         segments = frames(in_type, group=self.group)
+        if not any(s.matrices.size for s in segments):
+            raise ValueError(f"poses: got cosets of a subgroup to which no field of {in_type} has an equivariant map")
         return ToPoses(segments, in_type.size, number, self.group.order, kind=self.projection, **options)
 
     def write(self, out_type: FieldType) -> FromPoses:
@@ -143,7 +146,33 @@ class Heads:
             groups=self.number,
             kind=self.projection,
             invariants=invariant_vectors(out_type) if self.bias else None,
-            mass=mass(out_type),
+            mass=_mass(out_type, self.group),
+        )
+
+
+def _mass(out_type: FieldType, group: Fibers) -> int:
+    """The number of independent poses of heads with these poses."""
+    return mass(out_type) if group.cosets is None else group.order
+
+
+def check_poses(heads: Heads, encoding: Encoding | PairKernel) -> None:
+    """Where poses are cosets, projections mix poses and the encoding has a mean over a coset.
+
+    Raises:
+        ValueError: they do not, or it has none.
+    """
+    stabilizer = heads.group.stabilizer
+    if stabilizer is None:
+        return
+    name = type(encoding).__name__
+    if heads.projection == "pointwise":
+        raise ValueError('poses: got cosets with projection="pointwise", needed projection="group"')
+    if isinstance(encoding, PairKernel) or encoding.has_start or type(encoding).pair_bias is not Encoding.pair_bias:
+        raise ValueError(f"poses: got cosets with a {name}, which has no mean over them; needed another encoding")
+    if encoding.rotates and heads.group.dimension and np.abs(stabilizer.mean(0)).max() < 1e-9:
+        raise ValueError(
+            f"poses: got cosets of a subgroup that keeps no direction, along which a {name} could rotate; needed "
+            "another subgroup or encoding"
         )
 
 

@@ -25,8 +25,8 @@ from escnn_attention.geometry.relations import Offset, Relation, periods_of
 from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import PairOptions, PointOptions, check_options, check_types, option_names
-from escnn_attention.nn.heads import Heads, check_weights, is_scalar
+from escnn_attention.nn.arguments import PairOptions, PointSelfOptions, check_options, check_types, option_names
+from escnn_attention.nn.heads import Heads, check_poses, check_weights, is_scalar
 from escnn_attention.nn.point_module import PointLayer, check_edge_dim
 from escnn_attention.nn.self_attention import check_shared, flat_positions, pose_indices
 from escnn_attention.plain.cutoff import Cutoff, polynomial_envelope
@@ -75,7 +75,7 @@ class PointSelfAttention(PointLayer):
             half a side. None for space itself.
         query, keys, projection, dropout, qk_norm, registers: as in :class:`GroupSelfAttention`; what
             an encoding or kernel sees of a register is its number and, as of the features, the relation of the points.
-        shared_scores: as in :class:`GroupSelfAttention`, between offsets (``relation=None``).
+        shared_scores, poses: as in :class:`GroupSelfAttention`, between offsets (``relation=None``).
         bias: likewise. Keys have a bias with ``normalization="count"``, too, and in a :class:`PairKernel` where it does
             not drop out: unless that is a sum with :math:`\langle q, k \rangle`.
         encoding: the positional encoding, as in :class:`GroupSelfAttention`, or a :class:`PairKernel`.
@@ -145,7 +145,7 @@ class PointSelfAttention(PointLayer):
         edge_dim: int | None = None,
         samples: Samples | int | None = None,
         backend: str = "auto",
-        **options: Unpack[PointOptions],
+        **options: Unpack[PointSelfOptions],
     ):
         check_options(type(self).__name__, options, option_names(PointSelfAttention))
         check_types(in_type, out_type)
@@ -155,17 +155,23 @@ class PointSelfAttention(PointLayer):
         places: dict[str, Any] = {"radius": radius, "num_neighbours": num_neighbours, "length_scale": length_scale}
         places["encoding"] = encoding if isinstance(encoding, PairKernel) else None
         relation = self._check_space(in_type, relation, given.pop("period", None), **places)
-        group = fibers(in_type.gspace, as_samples(samples))
+        group, subgroup = fibers(in_type.gspace, as_samples(samples)), given.pop("poses", None)
         check_box(relation, group, in_type.gspace.name)
+        if subgroup is not None:
+            group = fibers(in_type.gspace, subgroup=subgroup)
+            if not relation.is_offset:
+                raise ValueError(f"poses: got {subgroup} with {relation}, needed the offset, relation=None")
         cutoff = given.pop("cutoff", False)
         heads = Heads.choose(out_type, num_heads, group, **given)
         kernel = choose_kernel(encoding, relation)
+        check_poses(heads, kernel)
         rule = choose_neighbourhood(radius, num_neighbours, relation, group.dimension)
         lifts = not check_shared(shared_scores, query, keys, kernel, group) and _lifts(in_type, heads, relation)
         needs, registers = heads.needs(kernel, mode), heads.registers
         tables = _tables(group, lifts, registers)
         size, num_poses = relation.size(group.dimension), 1 if lifts else group.order + registers
-        seen = 1 if relation.sees_poses or _drops_out(kernel, query, keys, normalization) else num_poses
+        alike = lifts or relation.sees_poses or _drops_out(kernel, query, keys, normalization)
+        seen = 1 if alike else group.relations + registers
         poses, relative = _has_pose_term(kernel, query, keys, normalization), tables.relative
         sizes = (size, heads.number, heads.channels, seen, 0 if relative is None else torch.as_tensor(relative))
         plain = PointAttention(
@@ -185,6 +191,7 @@ class PointSelfAttention(PointLayer):
             cutoff=choose_cutoff(cutoff, rule),
         )
         super().__init__(in_type, out_type, heads.complete(plain), heads.channels)
+        self.poses = subgroup
         self.samples = group.samples
 
     def attention_maps(
@@ -226,7 +233,8 @@ class PointSelfAttention(PointLayer):
             (torch.Size([1, 2, 1, 2, 1, 4, 7]), True)
         """
         x = self._check(x, edge_index, batch, None, measure, edge_attr)
-        chosen = flat_positions(positions, x.tensor.shape[:1]), pose_indices(poses, self.space, self.samples)
+        group = fibers(self.space, self.samples, self.poses)
+        chosen = flat_positions(positions, x.tensor.shape[:1]), pose_indices(poses, self.space, group)
         return self.plain.attention_maps(x.tensor, Cloud(x.coords, edge_index, batch, measure, edge_attr), *chosen)
 
     def _check_space(self, in_type: FieldType, relation: Relation | None, period: Any, **places: Any) -> Relation:
@@ -483,6 +491,7 @@ def _tables(group: Fibers, lifts: bool, registers: int) -> GroupTables:
         relative=None if lifts else padded(group.relative, group.order + registers),
         log_measure=padded(group.log_measure, group.order + registers),
         opposite=None if registers else opposite_poses(group),  # registers have no opposites
+        stabilizer=group.stabilizer,
     )
 
 
@@ -504,12 +513,12 @@ def _query_weight(out_type: FieldType, group: Fibers, query: QueryMode, lifts: b
     if query == "own" or lifts:
         return 1.0
     check_weights(group)
-    return mass(out_type) / group.order
+    return mass(out_type) / group.order if group.cosets is None else 1.0
 
 
 def opposite_poses(group: Fibers) -> np.ndarray | None:
     """The index of -h for every element h of a finite group that has the inversion of space, else None."""
-    if group.samples is not None:
+    if group.samples is not None or group.cosets is not None:
         return None
     for opposite in group.quotient:  # h to g⁻¹h
         inverts = np.allclose(group.inverse_action[opposite], -group.inverse_action, atol=1e-12)

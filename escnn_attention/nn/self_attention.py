@@ -37,6 +37,7 @@ from escnn_attention.nn.arguments import (
 )
 from escnn_attention.nn.heads import (
     Heads,
+    check_poses,
     check_scalars,
     check_weights,
     is_scalar,
@@ -73,6 +74,7 @@ def tables_of(group: Fibers, num_poses: int, registers: int, *, poses: bool, wei
         quotient=with_registers(group.quotient, registers) if poses and group.samples is None else None,
         relative=padded(group.relative, num_poses) if poses and num_poses > 1 else None,
         log_measure=padded(group.log_measure, num_poses) if weighs else None,
+        stabilizer=group.stabilizer,
     )
 
 
@@ -117,7 +119,8 @@ def query_weight(out_type: FieldType, group: Fibers, query: QueryMode, *, lifts:
         return 1.0
     if not lifts:
         check_weights(group)
-    return mass(out_type) / (1 if lifts else group.order)
+    whole = mass(out_type) if group.cosets is None else group.order
+    return whole / (1 if lifts else group.order)
 
 
 def bind(encoding: Encoding, heads: Heads, window: Window, num_poses: int, *, poses: bool) -> Encoding:
@@ -180,23 +183,20 @@ def flat_positions(positions: Sequence[Sequence[int]] | Sequence[int] | Tensor, 
     return flat
 
 
-def pose_indices(
-    poses: Sequence[int | GroupElement] | None, space: GSpace, samples: Samples | None
-) -> list[int] | None:
-    """The indices of poses, given as elements or as indices; None for all.
+def pose_indices(poses: Sequence[int | GroupElement] | None, space: GSpace, group: Fibers) -> list[int] | None:
+    """The indices of poses of a group, given as elements or as indices; None for all.
 
     Raises:
         ValueError: there is no such pose.
     """
     if poses is None:
         return None
-    group = fibers(space, samples)
 
     def index_of(pose: int | GroupElement) -> int:
         if isinstance(pose, GroupElement):
             if pose.group != space.fibergroup:
                 raise ValueError(f"poses: got an element of {pose.group.name}, needed {space.fibergroup.name}")
-            if pose not in group.elements:
+            if group.cosets is None and pose not in group.elements:
                 raise ValueError(f"poses: got {pose}, which is none of the {group.order} samples of {pose.group.name}")
             return group.index(pose)
         if not 0 <= pose < group.order:
@@ -295,6 +295,11 @@ class GroupSelfAttention(MaskedModule):
         normalization: ``"softmax"``, or ``"count"``: scores divided by the measure of all keys, which may be negative.
             The cost then grows linearly with the number of positions. For global attention without ``dropout``, with an
             encoding that factorises: Fourier, rotary, absolute, none.
+        poses: the id of a subgroup K of a finite fiber group, as of ``gspace.quotient_repr``: queries, keys and values
+            are functions on the cosets H/K, so that there are :math:`|K|` times fewer poses. The encoding is its mean
+            :math:`\frac1{|K|}\sum_k \rho(k^{-1}\delta)`, with a table over the double cosets
+            :math:`K h^{-1}\hat h K`; a rotary one has frequencies along the directions that K keeps. None for all
+            elements.
         backend: ``"auto"`` or a name from ``escnn_attention.functional.BACKENDS``.
         samples: for a continuous fiber group, its :class:`Samples` or their number, for example 8 in the plane and 24
             in space; None for a finite one.
@@ -324,6 +329,8 @@ class GroupSelfAttention(MaskedModule):
         torch.Size([1, 64, 12, 12])
 
     Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, Eq. 16;
+    Bekkers et al., "Fast, Expressive SE(n) Equivariant Networks through Weight-Sharing in Position-Orientation Space",
+    ICLR 2024, for poses that are cosets;
     Hutchinson et al., "LieTransformer", ICML 2021, for ``query="own"``; Darcet et al., "Vision
     Transformers Need Registers", ICLR 2024; Henry et al., "Query-Key Normalization for Transformers", 2020.
     """
@@ -360,9 +367,11 @@ class GroupSelfAttention(MaskedModule):
         mode = AttentionMode(query, keys, dropout, ON_GRIDS.check(backend), shared_scores, normalization)
         causal = check_bool("is_causal", given.pop("is_causal", False)) or causal
         resampling = _choose_resampling(given.pop("stride", 1), given.pop("scale_factor", 1))
-        group = fibers(in_type.gspace, as_samples(samples))
+        whole, subgroup = fibers(in_type.gspace, as_samples(samples)), given.pop("poses", None)
+        group = whole if subgroup is None else fibers(in_type.gspace, subgroup=subgroup)
         heads = Heads.choose(out_type, num_heads, group, **given)
         encoding = as_encoding(encoding)
+        check_poses(heads, encoding)
         needs = heads.needs(encoding, mode)
         check_shared(shared_scores, query, keys, encoding, group)
         lifts = self._scalars_only or (
@@ -371,10 +380,10 @@ class GroupSelfAttention(MaskedModule):
         weight = query_weight(out_type, group, query, lifts=lifts)
         # The term of the pose of the keys, where a query sees keys of one pose, is the same for all of them.
         num_poses = (
-            1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.order + heads.registers
+            1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.relations + heads.registers
         )
         poses = has_pose_term(encoding, query, keys, lifts=lifts)
-        seen = choose_window(group, in_type, kernel_size, window, dilation, causal=causal, padding_mode=padding_mode)
+        seen = choose_window(whole, in_type, kernel_size, window, dilation, causal=causal, padding_mode=padding_mode)
         _check_resampling(resampling, seen, group.dimension)
         check_on_torus(encoding, seen)
         _check_count(mode, seen, encoding)
@@ -394,7 +403,7 @@ class GroupSelfAttention(MaskedModule):
         super().__init__(in_type, out_type, heads.complete(plain))
         self.num_heads = heads.number
         self.head_fields = heads.channels
-        self.samples = group.samples
+        self.samples, self.poses = group.samples, subgroup
 
     def attention_maps(
         self,
@@ -434,7 +443,9 @@ class GroupSelfAttention(MaskedModule):
         """
         x = check_input(input, self.in_type, self)
         flat = flat_positions(positions, self.plain.resampling.shape(x.tensor.shape[2:]))
-        return self.plain.attention_maps(x.tensor, flat, pose_indices(poses, self.space, self.samples))
+        return self.plain.attention_maps(
+            x.tensor, flat, pose_indices(poses, self.space, fibers(self.space, self.samples, self.poses))
+        )
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""
@@ -449,7 +460,8 @@ class GroupSelfAttention(MaskedModule):
         parts += shown(dilation=(window.dilation, 1), causal=(window.causal, False))
         parts += shown(padding_mode=("circular" if window.circular else "none", "none"))
         parts += shown(stride=(core.resampling.stride, 1), scale_factor=(core.resampling.scale_factor, 1))
-        parts += [*shown_heads(core), *shown(samples=(self.samples, None), backend=(core.backend, None))]
+        parts += [*shown(poses=(self.poses, None)), *shown_heads(core)]
+        parts += [*shown(samples=(self.samples, None), backend=(core.backend, None))]
         return ", ".join(parts)
 
 

@@ -263,7 +263,8 @@ class PointAttention(PointModule, HeadModule):
                 offsets=self.sees_offsets and self.relation.period is None,
             )
             values = None if self.values is None else self.values.bind(self.quotient, self.relative)
-            bias = self.encoding.pair_bias(tables)
+            cosets = self.stabilizer is not None
+            bias = EncodingBias(self.seen_encoding, tables) if cosets else self.encoding.pair_bias(tables)
         return PointCall(
             *(q, k, v, bias, positions, positions),
             query=query,
@@ -278,7 +279,7 @@ class PointAttention(PointModule, HeadModule):
     def _shared_bias(self, measure: Tensor | None) -> PairBias:
         """The bias of a single pose that has the channels of all."""
         assert isinstance(self.encoding, Encoding)
-        seen = FromAllPoses(self.encoding, self.inverse_action)
+        seen = FromAllPoses(self.seen_encoding, self.inverse_action)
         inverse = seen.identity
         tables = PairTables(
             relate=SeenFromPoses(self._relation_in_units, inverse),

@@ -22,6 +22,7 @@ from torch.nn import Parameter
 from escnn_attention._checks import check_option, check_probability
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.base import Needs
+from escnn_attention.encodings.bias import OverStabilizer
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.layout import Versioned
@@ -77,7 +78,7 @@ def with_registers(quotient: np.ndarray | None, number: int) -> np.ndarray | Non
     """
     if quotient is None or not number:
         return quotient
-    more = np.broadcast_to(quotient.shape[1] + np.arange(number), (len(quotient), number))
+    more = np.broadcast_to(quotient.max() + 1 + np.arange(number), (len(quotient), number))
     return np.concatenate([quotient, more], axis=1)
 
 
@@ -130,8 +131,8 @@ class QueryKeyNorm(torch.nn.Module):
 class Frames(ExactBuffers):
     r"""Writes weight vectors w in the frame of every pose, :math:`w\,\rho(h)^{-1}`.
 
-    Maps ``(F, size)`` to ``(groups, |H|, F // groups, size)``. A single group has the poses inside, as the channels of
-    regular fields do: ``(1, F, |H|, size)``.
+    Maps ``(F, width)`` to ``(groups, |H|, F // groups, size)``. A single group has the poses inside, as the channels of
+    regular fields do: ``(1, F, |H|, size)``. The width is the size, or less where poses are cosets.
     """
 
     index: Tensor | None
@@ -149,11 +150,19 @@ class Frames(ExactBuffers):
         back = None if index is None else torch.as_tensor(index.argsort(1))
         self.register_buffer("back", back, persistent=False)
         self._stretches: list[slice | None] = []
+        self._shapes = [(len(s.columns), s.matrices.shape[1]) for s in multiplied]
+        # Weights of fewer numbers than channels lie side by side by segments.
+        fewer = any(s.matrices.shape[1] < s.columns.shape[1] for s in multiplied)
+        self.width = sum(len(s.columns) * s.matrices.shape[1] for s in segments)
+        start = 0
         for i, segment in enumerate(multiplied):
             columns = segment.columns.ravel()
             # Channels that lie side by side are a view, whose gradient is one too.
-            together = bool((columns == columns[0] + np.arange(len(columns))).all())
-            self._stretches.append(slice(int(columns[0]), int(columns[0]) + len(columns)) if together else None)
+            together = fewer or bool((columns == columns[0] + np.arange(len(columns))).all())
+            number = math.prod(self._shapes[i])
+            first = start if fewer else int(columns[0])
+            self._stretches.append(slice(first, first + number) if together else None)
+            start += number
             self.register_buffer(f"columns_{i}", torch.as_tensor(segment.columns), persistent=False)
             self.register_exact(f"matrices_{i}", segment.matrices)
         made = [s for s in segments if s.permutation is not None] + multiplied
@@ -187,7 +196,7 @@ class Frames(ExactBuffers):
         for i, stretch in enumerate(self._stretches):
             columns = getattr(self, f"columns_{i}")
             of_fields = weight.index_select(1, columns.flatten()) if stretch is None else weight[:, stretch]
-            fields = of_fields.unflatten(1, columns.shape)
+            fields = of_fields.unflatten(1, self._shapes[i])
             parts.append(torch.einsum("fmi,hij->fhmj", fields, getattr(self, f"matrices_{i}")).flatten(2))
         frames = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
         return frames if self.order is None else frames.index_select(2, self.order)
@@ -251,8 +260,8 @@ class ToPoses(Versioned):
         self.order = order
         self.groups = groups
         self.last_bias = last_bias
-        fan_in = size if kind == "group" else size // order
         self.frames = Frames(segments) if kind == "group" else None
+        fan_in = size // order if self.frames is None else self.frames.width
         self.irreps = Irreps.of(segments, fields, groups) if kind == "group" else None
         self.weight = Parameter(torch.randn(fields, fan_in) / math.sqrt(fan_in))
         self.bias = _biases(bias, last_bias)
@@ -302,10 +311,11 @@ class FromPoses(ExactBuffers):
         self.kind = kind
         self.order = order
         self.groups = groups
-        fan_in = fields * (order if mass is None else mass) if kind == "group" else fields
         self.frames = Frames(segments) if kind == "group" else None
+        width = size if self.frames is None else self.frames.width
+        fan_in = fields * (order if mass is None else mass) * width / size if kind == "group" else fields
         self.irreps = Irreps.of(segments, fields, groups, invariants) if kind == "group" else None
-        shape = (fields, size) if kind == "group" else (size // order, fields)
+        shape = (fields, width) if kind == "group" else (size // order, fields)
         self.weight = Parameter(torch.randn(shape) / math.sqrt(fan_in))
         self.bias: Parameter | None = None
         if invariants is not None and invariants.shape[1]:
@@ -371,6 +381,8 @@ class GroupTables:
         relative: ``(S, S, F)``; features of h⁻¹ĥ, for samples of a continuous group.
         log_measure: ``(S,)``; the logarithm of the measure of every pose of the keys; None where all are alike.
         opposite: ``(|H|,)``; the index of -h, where H has the inversion of space, between points; None elsewhere.
+        stabilizer: ``(|K|, d, d)``; the matrices of the inverses of a subgroup whose cosets are the poses; None where
+            poses are elements.
     """
 
     inverse_action: np.ndarray
@@ -378,6 +390,7 @@ class GroupTables:
     relative: np.ndarray | None = None
     log_measure: np.ndarray | None = None
     opposite: np.ndarray | None = None
+    stabilizer: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -422,6 +435,7 @@ class ScoredHeads(ExactBuffers):
     inverse_action: Tensor
     relative: Tensor | None
     log_measure: Tensor | None
+    stabilizer: Tensor | None
 
     @property
     def channels(self) -> int:
@@ -450,6 +464,7 @@ class ScoredHeads(ExactBuffers):
         self.register_buffer("quotient", quotient, persistent=False)
         self.register_exact("relative", tables.relative)
         self.register_exact("log_measure", tables.log_measure)
+        self.register_exact("stabilizer", tables.stabilizer)
 
 
 class HeadModule(ScoredHeads):
@@ -497,6 +512,11 @@ class HeadModule(ScoredHeads):
     @property
     def channels(self) -> int:
         return len(self.project_in.weight) // self.project_in.groups
+
+    @property
+    def seen_encoding(self) -> Any:
+        """The encoding, or its mean over the elements of a coset, where these are the poses."""
+        return self.encoding if self.stabilizer is None else OverStabilizer(self.encoding, self.stabilizer)
 
     def to_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of features ``(B, *space, in)`` at N positions, each ``(M, B, N, P, C)``.

@@ -190,12 +190,13 @@ class SelfAttention(HeadModule):
         """Terms that the positional encoding adds to the scores at the given positions."""
         inverse = self.inverse_action
         if self.shared_scores:
-            seen = FromAllPoses(self.encoding, inverse)
+            seen = FromAllPoses(self.seen_encoding, inverse)
             return positional_bias(seen, positions, seen.identity, None)
         if element is not None:
             assert self.transformation is not None
             inverse = inverse @ self.transformation.space(element, inverse=True).to(inverse)
-        return positional_bias(self.encoding, positions, inverse, self.quotient, self.relative, self.log_measure)
+        seen = self.encoding if self.stabilizer is None else self.seen_encoding
+        return positional_bias(seen, positions, inverse, self.quotient, self.relative, self.log_measure)
 
 
 def hidden(bias: PositionalBias, mask: Tensor) -> PositionalBias:

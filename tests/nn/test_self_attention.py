@@ -28,11 +28,11 @@ from escnn_attention import (
 )
 from escnn_attention.functional import ON_GRIDS
 from escnn_attention.functional.grid.native import why_not_built
-from escnn_attention.groups.fibers import fibers
+from escnn_attention.groups.fibers import fibers, frames
 from tests import spaces
 from tests.layers import BATCH, EDGES, MASK, drawn
 from tests.nn.attention import ENCODINGS, TOLERANCE, attention_for, turned_error
-from tests.nn.points import cloud, error_of
+from tests.nn.points import cloud, error_of, worst_error
 from tests.spaces import (
     ALL,
     LARGE,
@@ -932,6 +932,124 @@ def test_shares_by_count_need_products():
         GroupSelfAttention(fields, fields, 1, None, normalization="mean")
     block = TransformerBlock(fields, fields, 1, None, encoding="none", normalization="count")
     assert "normalization=count" in repr(block).replace("'", "")
+
+
+QUOTIENTS = {
+    "C8, 4": (lambda: gspaces.rot2dOnR2(8), 4),
+    "D4, mirror": (lambda: D4, (0, 1)),
+    "D4, turns": (lambda: D4, (None, 4)),
+    "octahedral, axes": (gspaces.octaOnR3, (False, 4)),
+    "cylindrical, mirror": (lambda: gspaces.conicalOnR3(4), (0, 1)),
+}
+COSET_MODES = [("own", "all"), ("all", "all"), ("own", "own")]
+
+
+def on_cosets(name, encoding, modes, layer=GroupSelfAttention, *size, **options):
+    make, subgroup = QUOTIENTS[name]
+    options |= dict(zip(("query", "keys"), modes, strict=True)) | {"encoding": encoding, "head_fields": 4}
+    return drawn(layer(mixed(make()), mixed(make()), 2, *size, poses=subgroup, **options))
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute", "separable"])
+@pytest.mark.parametrize("modes", COSET_MODES, ids="-".join)
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_poses_that_are_cosets(name, modes, encoding):
+    """Equivariant, and not without the mean of the encoding; on grids and between points."""
+    if encoding == "rotary" and name in ("C8, 4", "D4, turns"):
+        encoding = "fourier"
+    layer = on_cosets(name, encoding, modes, GroupSelfAttention, 3)
+    x = random_field(layer.in_type, *shape_of(layer.space, 3))
+    group = layer.space.fibergroup
+    assert layer.plain.to_heads(x.tensor.movedim(1, -1))[0].shape[3] == group.order() // len(layer.plain.stabilizer)
+    assert turned_error(layer, x) < TOLERANCE
+    assert grid_error(layer, x) < TOLERANCE
+    torch.testing.assert_close(layer.export()(x.tensor), layer(x).tensor)
+    between = on_cosets(name, encoding, modes, PointSelfAttention)
+    at = torch.randn(5, layer.space.dimensionality, dtype=torch.float64)
+    x_at = GeometricTensor(torch.randn(5, layer.in_type.size, dtype=torch.float64), layer.in_type, at)
+    assert worst_error(between, x_at) < TOLERANCE
+    for some, value, error in ((layer, x, turned_error), (between, x_at, worst_error)):
+        some.plain.stabilizer = some.plain.stabilizer[:1]
+        assert error(some, value) > 1e-3
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("modes", COSET_MODES, ids="-".join)
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_cosets_are_functions_on_the_group(name, modes):
+    """The formula on all elements, of queries, keys and values that are the same on each coset."""
+    layer = on_cosets(name, "mlp", modes, GroupSelfAttention, 3)
+    make, subgroup = QUOTIENTS[name]
+    x, core, every = random_field(layer.in_type, *shape_of(layer.space, 3)), layer.plain, fibers(make())
+    cosets = fibers(make(), subgroup=subgroup).cosets
+    call = core.call(x.tensor, core.positions(x.tensor))
+    of = torch.tensor([int((cosets == h).any(1).argmax()) for h in range(every.order)])
+    seen = call.query_grid.offsets @ torch.tensor(every.inverse_action).mT
+    rho = core.encoding.offsets(torch.stack([seen[torch.tensor(cosets[c])].mT for c in of], 1).mT)
+    poses = core.encoding.poses()
+    bias = replace(call.bias, num_poses=every.order, spatial=rho.mean(1))
+    if poses is not None:
+        table = core.quotient[of][:, of]
+        bias = replace(bias, pose=poses[:, table])
+    whole = replace(call, bias=bias, **{n: getattr(call, n)[:, :, :, of] for n in "qkv"})
+    expected = ON_GRIDS.compute(whole, "reference")[:, :, :, cosets[:, 0]]
+    if modes[0] == "all":
+        expected = expected / cosets.shape[1]
+    got = ON_GRIDS.compute(call)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    for a, b in zip(
+        *(
+            torch.autograd.grad(y.sin().sum(), [*core.encoding.parameters(), core.project_in.weight], retain_graph=True)
+            for y in (got, expected)
+        ),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_projections_to_cosets_are_complete(name):
+    """As many weights as there are equivariant maps, and every one of them another."""
+    make, subgroup = QUOTIENTS[name]
+    space, cosets = make(), fibers(make(), subgroup=subgroup)
+    for field in (space.regular_repr, space.fibergroup.irreps()[-1], space.quotient_repr(subgroup)):
+        for dual in (False, True):
+            (segment,) = frames(FieldType(space, [field]), group=cosets, dual=dual)
+            maps = np.concatenate(list(segment.matrices), axis=1)
+            character = [
+                np.trace(field(h)) * space.quotient_repr(subgroup).character(h) for h in space.fibergroup.elements
+            ]
+            assert torch.linalg.matrix_rank(torch.tensor(maps)) == len(maps) == round(np.mean(character))
+
+
+def test_cosets_that_there_are_not():
+    fields = regular(C4, 2)
+    for options, message in (
+        ({"poses": 3}, "poses: got 3, needed the id of a subgroup"),
+        ({"poses": 2, "projection": "pointwise"}, "poses: got cosets with projection"),
+        ({"poses": 2, "encoding": "convolutional"}, "poses: got cosets with a ConvolutionalEncoding"),
+        ({"poses": 2, "encoding": "rotary"}, "poses: .* keeps no direction"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GroupSelfAttention(fields, fields, 1, 3, **options)
+    with pytest.raises(ValueError, match="poses: got cosets with a PairKernel"):
+        PointSelfAttention(fields, fields, 1, encoding=PairKernel(), poses=2)
+    with pytest.raises(ValueError, match="poses: got 2 with Pair"):
+        PointSelfAttention(fields, fields, 1, relation=Pair(), poses=2)
+    odd = FieldType(C4, [C4.irrep(1)])
+    with pytest.raises(ValueError, match=r"poses: .* equivariant map"):
+        GroupSelfAttention(odd, odd, 1, 3, poses=2)
+    quotient = FieldType(C4, 4 * [C4.quotient_repr(2)])
+    layer = TransformerBlock(quotient, quotient, 2, 3, poses=2).attention
+    assert layer.head_fields == 2
+    assert "poses=2" in repr(layer)
+    assert (
+        layer.attention_maps(
+            random_field(quotient, 3, 3).to(torch.float32), [(0, 0)], [C4.fibergroup.element(2)]
+        ).shape[2]
+        == 1
+    )
 
 
 def test_causal_as_torch_calls_it():
