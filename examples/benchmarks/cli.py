@@ -24,6 +24,7 @@ COMMANDS = {
     ),
     "blocks": ("pre-norm blocks in irreps against expanded weights and PyTorch's own block", "attention:blocks"),
     "step": ("a training step, and its profile", *_STEPS.values()),
+    "fields": ("networks from fields to fields against those without a group", "networks:fields"),
     "attentive": (
         "networks of attentive group convolutions against the published ones and without attention",
         *("networks:attentive", "networks:attentive_large"),

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from examples.benchmarks.curves import STYLES, finish
 from examples.benchmarks.measure import COSTS
 from examples.benchmarks.references import att_gconvs
-from examples.benchmarks.report import Report, Run, size, time
-from examples.benchmarks.subjects import training
+from examples.benchmarks.report import Report, Run, size, time, times
+from examples.benchmarks.subjects import field_network, fields_to_fields, training
 
 STEPS = {"rotmnist-p4": 22, "d4-96": 56}
 """The networks of ``step``, and the sizes of images of which something is left in the end."""
@@ -49,6 +49,38 @@ def step(network: str, run: Run) -> Report:
 
 
 step_rotmnist, step_d4 = (partial(step, network) for network in STEPS)
+
+
+OF_FIELDS = {"convolutions": "c8", "unet": "c8", "transformer": "c8", "patches": "d4"}
+"""The networks from fields to fields, and their spaces."""
+
+_MORE = 1.25  # a step with attention at the coarsest level, in steps of convolutions alone
+
+
+def fields(run: Run) -> Report:
+    """Networks from fields to fields, against those of the same outline and as many channels without a group."""
+    report, (side, batch) = Report("fields", run), (8, 1) if run.quick else (32, 4)
+    for kind, space in OF_FIELDS.items():
+        names = {(plain, step): f"{kind}, {plain}, {step}" for plain in (False, True) for step in (False, True)}
+        subjects = {
+            name: partial(field_network, kind, space, side, batch, plain=plain, backward=step)
+            for (plain, step), name in names.items()
+        }
+        report.measure(subjects)
+    rows = []
+    for kind, space in OF_FIELDS.items():
+        numbers = [
+            sum(p.numel() for p in fields_to_fields(kind, space, side, plain=p).parameters()) for p in (False, True)
+        ]
+        ratios = [report.ratio(f"{kind}, False, {step}", f"{kind}, True, {step}") for step in (False, True)]
+        cells = [times(ratios[0]["seconds"]), times(ratios[1]["seconds"]), times(ratios[1]["peak_bytes"])]
+        rows.append([f"{kind}, {space}", *(f"{number:,}" for number in numbers), *cells])
+    columns = ["network", "parameters", "without a group", "× forward", "× step", "× memory of a step"]
+    report.table(f"Against networks without a group, {side}×{side}, batch {batch}", columns, rows)
+    steps = ("unet, False, True", "convolutions, False, True")
+    report.check("U-Net: a step with attention / without", report.ratio(*steps)["seconds"], "≤", _MORE)
+    report.tabulate_checks()
+    return report
 
 
 def attentive(run: Run) -> Report:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
+from functools import partial
 from typing import Any
 
 import escnn_attention  # noqa: F401  # isort: skip  # before escnn
@@ -21,8 +22,24 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from escnn_attention import CudaGraphs, GroupSelfAttention, PairKernel, PointSelfAttention, TransformerBlock, functional
-from escnn_attention.models import AllCNNC, GroupCNN, GSANet, PointTransformer
+from escnn_attention import (
+    CudaGraphs,
+    GroupSelfAttention,
+    PairKernel,
+    PointSelfAttention,
+    TransformerBlock,
+    functional,
+    sequence_space,
+)
+from escnn_attention.models import (
+    AllCNNC,
+    FieldTransformer,
+    FieldUNet,
+    GroupCNN,
+    GSANet,
+    PointTransformer,
+    VisionTransformer,
+)
 from escnn_attention.plain.projections import FromPoses, ToPoses
 from examples.benchmarks.measure import Build, Place, Step, gradient_step, training_step
 
@@ -294,3 +311,46 @@ def with_hub(edges: Tensor) -> Tensor:
 def _encoding(name: str | None) -> Any:
     """The encoding for the layers; a pair kernel has an MLP as wide as in the LieTransformer."""
     return PairKernel(hidden=16) if name == "pair kernel" else name
+
+
+def field_network(kind: str, space: str, side: int, batch: int, *, plain: bool = False, backward: bool = True) -> Build:
+    """A network from vectors to vectors, see :func:`fields_to_fields`."""
+
+    def build(place: Place) -> Step:
+        network = fields_to_fields(kind, space, side, plain=plain).to(**place)
+        given = [network.in_type] if kind != "transformer" else [network.in_type, network.memory_type]
+        x, *others = (torch.randn(batch, 2, *(side,) * t.gspace.dimensionality, **place) for t in given)
+
+        def forward(x: Tensor) -> Tensor:
+            fields = [GeometricTensor(y, t) for y, t in zip((x, *others), given, strict=True)]
+            y: Tensor = network(*fields).tensor
+            return y
+
+        if backward:
+            return gradient_step(forward, [x], network.parameters())
+        network.eval()
+        return partial(torch.no_grad()(forward), x)
+
+    return build
+
+
+def fields_to_fields(kind: str, space: str, side: int, *, plain: bool = False) -> Any:
+    """A network from vectors to vectors; with ``plain`` that of the same outline and channels without a group.
+
+    ``kind`` is a U-Net with attention at the coarsest level (``"unet"``) or without (``"convolutions"``), a transformer
+    of a sequence with a grid as memory (``"transformer"``), or of patches (``"patches"``).
+    """
+    full = gspace(space)
+    chosen, times = (gspace("c1"), full.fibergroup.order()) if plain else (full, 1)
+    vectors = FieldType(chosen, [chosen.basespace_action])
+    if kind == "patches":
+        sizes = {"image_size": side, "patch_size": 4, "fields": 8 * times, "num_heads": 4, "num_blocks": (4, 0)}
+        return VisionTransformer(chosen, vectors, vectors, class_token=False, **sizes)
+    if kind == "transformer":
+        tokens = sequence_space(chosen.fibergroup)
+        actions = FieldType(tokens, [chosen.basespace_action])
+        sizes = {"fields": 4 * times, "num_heads": 4, "num_encoder_layers": 1, "num_decoder_layers": 2}
+        return FieldTransformer(actions, actions, memory_type=vectors, **sizes)
+    outline = {"widths": tuple(times * width for width in (2, 4, 8)), "attention": (0, 0, int(kind == "unet"))}
+    block = {"keys": "own", "encoding": "convolutional"}
+    return FieldUNet(chosen, vectors, vectors, **outline, kernel_size=5, num_heads=4, block=block)

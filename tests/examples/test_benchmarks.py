@@ -86,6 +86,7 @@ RUNS = {
     "dense": ({"dense"}, ()),
     "rotary": ({"rotary"}, ()),
     "blocks": ({"blocks"}, ()),
+    "fields": ({"fields"}, ()),
     "attentive": ({"attentive", "attentive-all-cnn-c"}, ("attentive",)),
     "points": (POINTS, ("points_edges_points", "points_edges_neighbours")),
     "graphs": ({"graphs"}, ()),
