@@ -61,8 +61,6 @@ def why_unsupported(call: GridCall) -> str | None:
         return reason
     if reason := why_not_a_table(call):
         return reason
-    if call.query_grid.window.circular:
-        return "it has no keys across the edges of a torus"
     if len(call.query_grid.shape) > 3:
         return f"it needs a grid of one to three axes, got {len(call.query_grid.shape)}"
     _, _, num_positions, query_poses, channels = call.q.shape

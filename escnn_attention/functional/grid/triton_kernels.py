@@ -32,14 +32,23 @@ def _block(num_positions: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def _neighbours(steps, o, n, n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, SIGN: tl.constexpr):
-    """The positions an offset away, and which of them are on the grid."""
+def _around(x, n: tl.constexpr, TORUS: tl.constexpr):
+    """The coordinate of a position along an axis of n, both ends of which meet on a torus."""
+    return (x + n) % n if TORUS else x
+
+
+@triton.jit
+def _neighbours(
+    steps, o, n, n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr, SIGN: tl.constexpr
+):
+    """The positions an offset away, and which of them are on the grid. From axis TORUS on, both ends meet."""
     x0, x1, x2 = n // (n1 * n2), n // n2 % n1, n % n2
     x0 += SIGN * tl.load(steps + 4 * o)
     x1 += SIGN * tl.load(steps + 4 * o + 1)
     x2 += SIGN * tl.load(steps + 4 * o + 2)
+    x0, x1, x2 = _around(x0, n0, TORUS <= 0), _around(x1, n1, TORUS <= 1), _around(x2, n2, TORUS <= 2)
     seen = (n < n0 * n1 * n2) & (x0 >= 0) & (x0 < n0) & (x1 >= 0) & (x1 < n1) & (x2 >= 0) & (x2 < n2)
-    return n + SIGN * tl.load(steps + 4 * o + 3), seen
+    return (x0 * n1 + x1) * n2 + x2 if TORUS < 3 else n + SIGN * tl.load(steps + 4 * o + 3), seen
 
 
 @triton.jit
@@ -136,7 +145,7 @@ def forward(
     q, k, v, known, steps, seed,  # (images, J, C, N), (images, P, C, N) twice, (images, T, K, N), (L, 4), (1,)
     out, sums,  # filled: (images, H, C, N), (images, T, N)
     first,  # the number of the first image
-    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, num_positions: tl.constexpr,
+    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr, num_positions: tl.constexpr,
     J: tl.constexpr, P: tl.constexpr, H: tl.constexpr, L: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
     C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr,
     SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
@@ -156,7 +165,7 @@ def forward(
         most = tl.full([RH, RJ, BN], -1e30, q.dtype.element_ty)
         norm = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
         for o in range(L):
-            other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
+            other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
             bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
             for p in range(P):
                 key = _vector(k, p, other, seen, num_positions, C, CP)
@@ -168,7 +177,7 @@ def forward(
         logarithm = most + tl.log2(tl.where(here[None, None, :], norm, 1.0))
         tl.store(sums + t * num_positions + n[None, None, :], logarithm, mask=here[None, None, :])
         for o in range(L):
-            other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
+            other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
             bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
             for p in range(P):
                 key = _vector(k, p, other, seen, num_positions, C, CP)
@@ -184,7 +193,7 @@ def forward(
 @triton.jit
 def _mean_change(
     queries, grads, logarithm, k, v, known, steps, seed, t, n, here, image,
-    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, num_positions: tl.constexpr,
+    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr, num_positions: tl.constexpr,
     P: tl.constexpr, L: tl.constexpr, K: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
     BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr,
     SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
@@ -192,7 +201,7 @@ def _mean_change(
     """The means of the gradients of the probabilities of summed pairs, ``(RH, RJ, BN)``."""
     mean = tl.zeros([RH, RJ, BN], queries.dtype)
     for o in range(L):
-        other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
+        other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
         bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
         for p in range(P):
             key = _vector(k, p, other, seen, num_positions, C, CP)
@@ -210,7 +219,7 @@ def backward_queries(
     q, k, v, known, steps, seed, out, sums, grad,  # as in the forward pass, with grad as out
     grad_q, means, grad_known,  # filled: as q, as sums, and as known, where its last rows, of the poses, are zeros
     first,
-    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, num_positions: tl.constexpr,
+    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr, num_positions: tl.constexpr,
     J: tl.constexpr, P: tl.constexpr, H: tl.constexpr, L: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
     C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr,
     SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
@@ -234,11 +243,11 @@ def backward_queries(
         # Of the sum over the query poses there is an output, of each of them there is none.
         mean = _mean_change(
             *(queries, grads, logarithm, k, v, known, steps, seed, t, n, here, first + image),
-            *(n0, n1, n2, num_positions, P, L, K, C, CP, BN, RH, RJ, SPATIAL, POSE, RATE),
+            *(n0, n1, n2, TORUS, num_positions, P, L, K, C, CP, BN, RH, RJ, SPATIAL, POSE, RATE),
         )
         tl.store(means + t * num_positions + n[None, None, :], mean, mask=here[None, None, :])
         for o in range(L):
-            other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
+            other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
             bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
             grad_bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
             for p in range(P):
@@ -268,7 +277,7 @@ def backward_keys(
     q, k, v, known, steps, seed, sums, means, grad,
     grad_k, grad_v,  # filled: as k and v
     first,
-    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, num_positions: tl.constexpr,
+    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr, num_positions: tl.constexpr,
     J: tl.constexpr, P: tl.constexpr, H: tl.constexpr, L: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
     C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr,
     SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
@@ -286,7 +295,7 @@ def backward_keys(
     grad_keys = tl.zeros([1, CP, BN], q.dtype.element_ty)
     grad_values = tl.zeros([1, CP, BN], q.dtype.element_ty)
     for o in range(L):
-        other, seen = _neighbours(steps, o, n, n0, n1, n2, -1)
+        other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, -1)
         for first_j in range(0, J, RJ):
             j = first_j + tl.arange(0, RJ)
             for first_h in range(0, H, RH):

@@ -43,18 +43,35 @@ def _place(first, total, batch, N: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def _neighbours(steps, o, n, n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, SIGN: tl.constexpr):
-    """The positions an offset away, the own ones instead of those beyond the grid, and which of them are on it."""
-    x2 = n % n2 + SIGN * tl.load(steps + 4 * o + 2)
-    seen = (x2 >= 0) & (x2 < n2)
+def _neighbours(
+    steps, o, n, n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr, SIGN: tl.constexpr
+):
+    """The positions an offset away, the own ones instead of those beyond the grid, and which of them are on it.
+
+    From axis TORUS on, both ends meet.
+    """
+    x2, seen2 = _along(n % n2, SIGN * tl.load(steps + 4 * o + 2), n2, TORUS <= 2)
+    other, seen = n + SIGN * tl.load(steps + 4 * o + 3), seen2
+    x1, x0 = n * 0, n * 0
     if n1 > 1:
-        x1 = n // n2 % n1 + SIGN * tl.load(steps + 4 * o + 1)
-        seen = seen & (x1 >= 0) & (x1 < n1)
+        x1, seen1 = _along(n // n2 % n1, SIGN * tl.load(steps + 4 * o + 1), n1, TORUS <= 1)
+        seen = seen & seen1
     if n0 > 1:
-        x0 = n // (n1 * n2) + SIGN * tl.load(steps + 4 * o)
-        seen = seen & (x0 >= 0) & (x0 < n0)
-    other = tl.where(seen, n + SIGN * tl.load(steps + 4 * o + 3), n)
+        x0, seen0 = _along(n // (n1 * n2), SIGN * tl.load(steps + 4 * o), n0, TORUS <= 0)
+        seen = seen & seen0
+    if TORUS < 3:
+        other = (x0 * n1 + x1) * n2 + x2
+    other = tl.where(seen, other, n)
     return tl.max_contiguous(other, n.shape[0]), seen
+
+
+@triton.jit
+def _along(x, step, n: tl.constexpr, TORUS: tl.constexpr):
+    """The coordinate a step along an axis of n, and whether it is on the grid, whose ends meet on a torus."""
+    x += step
+    if TORUS:
+        x = (x + n) % n
+    return x, (x >= 0) & (x < n)
 
 
 @triton.jit
@@ -141,7 +158,8 @@ def forward(
     out, known, sums,  # filled: vectors, (images, H, P, N), (M · B, H, N)
     q_head, q_image, k_head, k_image, v_head, v_image, out_head, out_image,  # strides
     first, total, batch,  # the first image, how many positions all images have, how many images a head
-    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
+    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr,
+    N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
     L: tl.constexpr, C: tl.constexpr, W: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
     PU: tl.constexpr, SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
@@ -159,7 +177,7 @@ def forward(
     norm = tl.zeros([R, 1, BN], queries[0].dtype)
     acc = _zeros(queries, R, W, BN)
     for o in range(L):
-        other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
+        other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
         bias = tl.where(seen, 0.0, -float("inf"))[None, None, :].to(norm.dtype)
         if SPATIAL:
             bias += _dot(queries, _vector(table + o, C, W, L), W)
@@ -195,7 +213,8 @@ def backward_queries(
     grad_q, known, means, change,  # filled: vectors, as in the forward pass, as sums, (images, H, K, N)
     q_head, q_image, k_head, k_image, v_head, v_image,
     out_head, out_image, grad_head, grad_image, grad_q_head, grad_q_image, first, total, batch,
-    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
+    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr,
+    N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
     L: tl.constexpr, K: tl.constexpr, C: tl.constexpr, W: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
     SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
@@ -225,7 +244,7 @@ def backward_queries(
             tl.store(change + (K - P + p) * N, tl.zeros_like(mean), mask=mine)
     grad_queries = _zeros(queries, R, W, BN)
     for o in range(L):
-        other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
+        other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
         bias = tl.where(seen, 0.0, -float("inf"))[None, None, :].to(mean.dtype)
         if SPATIAL:
             bias += _dot(queries, _vector(table + o, C, W, L), W)
@@ -264,7 +283,8 @@ def backward_keys(
     q_head, q_image, k_head, k_image, v_head, v_image,
     grad_head, grad_image, grad_k_head, grad_k_image, grad_v_head, grad_v_image,
     first, total, batch,
-    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
+    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr,
+    N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
     L: tl.constexpr, C: tl.constexpr, W: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
     SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
@@ -277,7 +297,7 @@ def backward_keys(
     table += _lanes(m * (H * C * L), n * 0, BN)
     grad_keys, grad_values = _zeros(keys, R, W, BN), _zeros(keys, R, W, BN)
     for o in range(L):
-        other, seen = _neighbours(steps, o, n, n0, n1, n2, -1)
+        other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, -1)
         of_unseen = tl.where(seen, 0.0, -float("inf"))[None, None, :].to(keys[0].dtype)
         queries = q + _lanes(m * q_head + b * q_image, other, BN)
         grads = grad + _lanes(m * grad_head + b * grad_image, other, BN)

@@ -44,6 +44,10 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are 
         (2, 2, (6,), Window(3), set()),
         (2, 2, (5,), Window(2, "causal square"), {"spatial", "pose"}),
         (2, 2, (4,), Window(None, "causal square"), {"waves", "pose"}),
+        (2, 2, (4,), Window(3, "circular square"), {"spatial", "pose"}),
+        (2, 2, (3, 4), Window(3, "circular disc"), {"spatial"}),
+        (2, 2, (2, 3, 3), Window(3, "causal circular square"), {"pose"}),
+        (2, 2, (4,), Window(None, "circular square"), {"spatial"}),
         (2, 2, (4,), Window(3), {"absolute", "spatial", "pose"}),
         (2, 2, (4,), Window(3), {"rotary", "pose", "measure", "weights"}),
     ],
@@ -75,7 +79,7 @@ def agree_or_refuse(arguments):
     if refusal("triton", *arguments) is None:
         assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
     else:
-        assert arguments[1].complete or not arguments[1].shape or arguments[1].window.circular
+        assert arguments[1].complete or not arguments[1].shape
 
 
 @interpreted
@@ -361,10 +365,10 @@ import torch
 types = {"steps": "*i32", "seed": "*i64"}
 sizes = ("first", "total", "batch")
 numbers = {32: torch.float32, 64: torch.float64}
-for name, summed, (channels, bits, dropout) in json.loads(sys.argv[1]):
+for name, summed, window, (channels, bits, dropout) in json.loads(sys.argv[1]):
     q = torch.empty(1, 1, 576, 4, channels, dtype=numbers[bits])
     table = torch.empty(1, 4, 9, channels)
-    grid = ([24, 24], [24, 24], [], 3, "square", 1)
+    grid = ([24, 24], [24, 24], [], 3, window, 1)
     call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, *grid, summed, dropout, 1)
     if summed:
         kernel, warps, constants = getattr(triton_kernels, name), 1, triton._constants(call, triton._shape(call))
@@ -393,9 +397,10 @@ for name, summed, (channels, bits, dropout) in json.loads(sys.argv[1]):
     print(built.metadata.shared, len(built.asm["cubin"]) > 0)
 """
 
-# A kernel, whether it sums over query poses, and channels, bits of a number and the rate of dropout.
+# A kernel, whether it sums over query poses, the shape of the window, and channels, bits of a number and the rate of dropout.
 _COMPILED = [(10, 32, 0.0), (10, 32, 0.1), (10, 64, 0.0), (32, 32, 0.0), (32, 64, 0.0)]
-_COMPILED = list(itertools.product(["forward", "backward_queries", "backward_keys"], [False, True], _COMPILED))
+_WINDOWS = ["square", "circular square"]
+_COMPILED = list(itertools.product(["forward", "backward_queries", "backward_keys"], [False, True], _WINDOWS, _COMPILED))
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
@@ -407,7 +412,7 @@ def test_kernels_compile_for_a_gpu_and_threads_exchange_nothing(run_python, monk
     kernels = _COMPILED if whole else [_COMPILED[i] for i in drawn]
     lines = [line.split() for line in run_python(_COMPILE, json.dumps(kernels)).splitlines()]
     for kernel, (shared, built) in zip(kernels, lines, strict=True):
-        _, summed, (channels, bits, _) = kernel
+        _, summed, _, (channels, bits, _) = kernel
         assert built == "True", kernel
         if channels * bits / 32 <= (12 if summed else 40):
             assert int(shared) == 0, kernel
@@ -423,6 +428,7 @@ def test_kernels_compile_for_a_gpu_and_threads_exchange_nothing(run_python, monk
     [
         (4, (12, 9), Window(5), {"spatial", "pose"}, 10),
         (8, (24, 24), Window(5), {"spatial", "pose"}, 10),
+        (4, (24, 9), Window(5, "circular square"), {"spatial", "pose"}, 10),
         (3, (130,), Window(9, dilation=3), {"spatial", "shared"}, 16),
         (6, (7, 6, 5), Window(3, "disc"), {"waves", "pose"}, 3),
         (4, (9, 8), Window(), {"spatial", "pose"}, 32),
