@@ -397,10 +397,13 @@ for name, summed, window, (channels, bits, dropout) in json.loads(sys.argv[1]):
     print(built.metadata.shared, len(built.asm["cubin"]) > 0)
 """
 
-# A kernel, whether it sums over query poses, the shape of the window, and channels, bits of a number and the rate of dropout.
+# A kernel, whether it sums over query poses, the shape of the window; channels, bits of a number, and the rate of
+# dropout.
 _COMPILED = [(10, 32, 0.0), (10, 32, 0.1), (10, 64, 0.0), (32, 32, 0.0), (32, 64, 0.0)]
 _WINDOWS = ["square", "circular square"]
-_COMPILED = list(itertools.product(["forward", "backward_queries", "backward_keys"], [False, True], _WINDOWS, _COMPILED))
+_COMPILED = list(
+    itertools.product(["forward", "backward_queries", "backward_keys"], [False, True], _WINDOWS, _COMPILED)
+)
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
