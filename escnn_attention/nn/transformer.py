@@ -421,6 +421,10 @@ class PointBlock(PointModule):
     condition: int | None = None
     memory_type: FieldType | None = None
 
+    def __init__(self, in_type: FieldType, out_type: FieldType):
+        super().__init__(in_type, out_type)
+        self.cross_attention: CrossAttentionBranch | None = None
+
     def forward(
         self,
         x: GeometricTensor,
@@ -586,7 +590,6 @@ class PointTransformerBlock(PointBlock):
             *last_norm, *network, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale)
         )
         self.drop_path = DropPath(out_type, check_probability("drop_path", drop_path))
-        self.cross_attention: CrossAttentionBranch | None = None
         if memory_attention is not None:
             ends = SequentialModule(dropout_of(out_type, dropout), *ends_of(out_type, layer_scale))
             self.cross_attention = CrossAttentionBranch(norm_for(out_type), memory_attention, ends, condition)

@@ -307,4 +307,4 @@ def test_what_is_not_causal():
         GroupSelfAttention(fields, fields, 1, None, causal=True, head_fields=2, backend="dense")(
             random_field(fields, 3, dtype=torch.float32)
         )
-    assert set(ON_GRIDS.preference("cpu")) == {"native", "blocked"}
+    assert set(ON_GRIDS.preference("cpu")) == {"native", "blocked", "linear"}

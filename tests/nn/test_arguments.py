@@ -115,7 +115,7 @@ class TestBadInput:
         x = random_field(self.fields, 4, 4, dtype=torch.float32)
         with pytest.raises(ValueError, match=r"positions: .*needed 2"):
             self.layer.attention_maps(x, [(0, 0, 0)])
-        with pytest.raises(ValueError, match=r"positions: .* grid of shape \(4, 4\)"):
+        with pytest.raises(ValueError, match=r"positions: .*below \(4, 4\)"):
             self.layer.attention_maps(x, [(0, 4)])
         with pytest.raises(ValueError, match=r"poses: .*index from 0"):
             self.layer.attention_maps(x, [(0, 0)], [8])
