@@ -96,6 +96,8 @@ class LayerNorm(ExactBuffers):
             return self._in_one_pass(y, 1).to(x.dtype)
         if self.scope == "sample" and self.kind == "layer" and self.centred:
             weight, bias = self._of_channels(y, 1)
+            # PyTorch's forward derivative of this operator fails on tensors that are not contiguous.
+            y = y.contiguous() if is_transformed(y) else y
             return torch.group_norm(y, 1, weight, bias, self.eps).to(x.dtype)
         over = tuple(range(1, x.dim())) if self.scope == "sample" else (1,)
         shape = (-1,) + (1,) * (x.dim() - 2)

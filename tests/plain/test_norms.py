@@ -104,5 +104,14 @@ def test_gradients_numerically():
         assert torch.autograd.gradcheck(module, torch.randn(2, 6, 2, 2, dtype=torch.float64, requires_grad=True))
 
 
+def test_forward_derivatives_of_tensors_that_are_not_contiguous():
+    """Their memory is that of images whose channels lie side by side, as attention makes them."""
+    module = layer_norm(mean=[1] * 6, scope="sample").double()
+    x, tangent = torch.randn(2, 2, 4, 3, 6, dtype=torch.float64).movedim(-1, 2)
+    _, found = torch.func.jvp(module, (x,), (tangent,))
+    expected = torch.func.jvp(module, (x.contiguous(),), (tangent.contiguous(),))[1]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_repr():
     assert "scope='sample', eps=0.1, affine=False" in repr(layer_norm(scope="sample", eps=0.1, affine=False))
