@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from escnn_attention.functional.autograd import is_transformed
@@ -97,7 +98,7 @@ class LayerNorm(ExactBuffers):
         if self.scope == "sample" and self.kind == "layer" and self.centred:
             weight, bias = self._of_channels(y, 1)
             # PyTorch's forward derivative of this operator fails on tensors that are not contiguous.
-            y = y.contiguous() if is_transformed(y) else y
+            y = y if forward_ad._current_level < 0 else y.contiguous()
             return torch.group_norm(y, 1, weight, bias, self.eps).to(x.dtype)
         over = tuple(range(1, x.dim())) if self.scope == "sample" else (1,)
         shape = (-1,) + (1,) * (x.dim() - 2)
