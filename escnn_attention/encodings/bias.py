@@ -162,7 +162,44 @@ class EncodingBias(PairBias):
         return None if values is None else values.permute(0, 2, 6, 1, 3, 4, 5), None
 
 
-class OverStabilizer:
+class _SeenBy:
+    """The encoding of offsets as several elements see them.
+
+    Args:
+        encoding: a bound encoding.
+        inverse: ``(K, d, d)``; the matrix of the inverse of every element.
+    """
+
+    def __init__(self, encoding: Offers, inverse: Tensor):
+        self.dim, self.form = encoding.dim, encoding.form
+        self.num_features = len(inverse) * encoding.num_features
+        self._encoding, self._inverse = encoding, inverse
+
+    def _offsets(self, delta: Tensor) -> Tensor | None:
+        """The function of the offset, ``(M or 1, ..., K, C)`` at ``(..., d)``."""
+        return self._encoding.offsets(torch.einsum("kij,...j->...ki", self._inverse.to(delta.dtype), delta))
+
+    def _features(self, columns: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Features ``(K, B, F, n)`` at offsets ``(B, d, n)``, and their readout, ``(M or 1, C, F)``."""
+        seen = torch.einsum("kij,bjn->kbin", self._inverse.to(columns.dtype), columns)
+        offered = self._encoding.features(seen.flatten(0, 1))
+        return None if offered is None else (offered[0].unflatten(0, seen.shape[:2]), offered[1])
+
+    def waves(self) -> tuple[Tensor, Tensor] | None:
+        """Frequencies of all elements, ``(K · F, d)``, and the readout of cosines and sines."""
+        offered = self._encoding.waves()
+        if offered is None:
+            return None
+        frequencies, readout = offered
+        parts = [self._of_all(part) for part in readout.chunk(2, dim=-1)]
+        return (frequencies @ self._inverse.to(frequencies.dtype)).flatten(0, 1), torch.cat(parts, dim=-1)
+
+    def _of_all(self, readout: Tensor) -> Tensor:
+        """The readout ``(M or 1, ..., K · F)`` of the features of all elements, from that of one."""
+        raise NotImplementedError
+
+
+class OverStabilizer(_SeenBy):
     r"""The encoding of cosets hK, the mean over the subgroup K that keeps a pose,
     :math:`\frac{1}{|K|} \sum_{k \in K} \rho(k^{-1}\delta, k^{-1}p)`.
 
@@ -175,31 +212,19 @@ class OverStabilizer:
     """
 
     def __init__(self, encoding: Offers, inverse: Tensor):
-        self.dim, self.form, self.absolute = encoding.dim, encoding.form, encoding.absolute
-        self.rotates, self.rotates_values = encoding.rotates, encoding.rotates_values
-        self.num_features = len(inverse) * encoding.num_features
-        self._encoding, self._inverse = encoding, inverse
+        super().__init__(encoding, inverse)
+        self.absolute, self.rotates = encoding.absolute, encoding.rotates
+        self.rotates_values = encoding.rotates_values
 
     def offsets(self, delta: Tensor) -> Tensor | None:
         """The function of the offset, ``(M or 1, ..., C)`` at ``(..., d)``."""
-        values = self._encoding.offsets(torch.einsum("kij,...j->...ki", self._inverse.to(delta.dtype), delta))
+        values = self._offsets(delta)
         return None if values is None else values.mean(-2)
 
     def features(self, columns: Tensor) -> tuple[Tensor, Tensor] | None:
         """Features ``(B, F, n)`` at offsets ``(B, d, n)``, and their readout, ``(M or 1, C, F)``."""
-        seen = torch.einsum("kij,bjn->kbin", self._inverse.to(columns.dtype), columns)
-        offered = self._encoding.features(seen.flatten(0, 1))
-        return None if offered is None else (offered[0].unflatten(0, seen.shape[:2]).mean(0), offered[1])
-
-    def waves(self) -> tuple[Tensor, Tensor] | None:
-        """Frequencies ``(|K| · F, d)`` and the readout of cosines and sines, ``(M or 1, C, 2 · |K| · F)``."""
-        offered = self._encoding.waves()
-        if offered is None:
-            return None
-        frequencies, readout = offered
-        number = len(self._inverse)
-        parts = [part.repeat(1, 1, number) / number for part in readout.chunk(2, dim=-1)]
-        return (frequencies @ self._inverse.to(frequencies.dtype)).flatten(0, 1), torch.cat(parts, dim=-1)
+        offered = self._features(columns)
+        return None if offered is None else (offered[0].mean(0), offered[1])
 
     def rotations(self) -> Tensor | None:
         """Frequencies ``(M or 1, F, d)`` of rotations of pairs of channels."""
@@ -210,8 +235,12 @@ class OverStabilizer:
         """The table over the double cosets."""
         return self._encoding.poses(relative)
 
+    def _of_all(self, readout: Tensor) -> Tensor:
+        number = len(self._inverse)
+        return readout.repeat(1, 1, number) / number
 
-class FromAllPoses:
+
+class FromAllPoses(_SeenBy):
     r"""The encoding :math:`\rho(h^{-1}\delta)` for every pose h, side by side, as that of a single pose.
 
     With queries and keys of all poses side by side, too, the score of that pose is the sum of the scores of all.
@@ -223,11 +252,6 @@ class FromAllPoses:
 
     absolute = rotates = rotates_values = False
 
-    def __init__(self, encoding: Offers, inverse: Tensor):
-        self.dim, self.form = encoding.dim, encoding.form
-        self.num_features = len(inverse) * encoding.num_features
-        self._encoding, self._inverse = encoding, inverse
-
     @property
     def identity(self) -> Tensor:
         """``(1, d, d)``, the inverse matrix of the single pose."""
@@ -235,25 +259,13 @@ class FromAllPoses:
 
     def offsets(self, delta: Tensor) -> Tensor | None:
         """The function of the offset, ``(M or 1, ..., |H| · C)`` at ``(..., d)``."""
-        values = self._encoding.offsets(torch.einsum("hij,...j->...hi", self._inverse.to(delta.dtype), delta))
+        values = self._offsets(delta)
         return None if values is None else values.flatten(-2)
 
     def features(self, columns: Tensor) -> tuple[Tensor, Tensor] | None:
         """Features ``(B, |H| · F, n)`` at offsets ``(B, d, n)``, and their readout, ``(M or 1, |H| · C, |H| · F)``."""
-        seen = torch.einsum("hij,bjn->hbin", self._inverse.to(columns.dtype), columns)
-        offered = self._encoding.features(seen.flatten(0, 1))
-        if offered is None:
-            return None
-        return offered[0].unflatten(0, seen.shape[:2]).transpose(0, 1).flatten(1, 2), self._per_pose(offered[1])
-
-    def waves(self) -> tuple[Tensor, Tensor] | None:
-        """Frequencies ``(|H| · F, d)`` and the readout of cosines and sines, ``(M or 1, |H| · C, 2 · |H| · F)``."""
-        offered = self._encoding.waves()
-        if offered is None:
-            return None
-        frequencies, readout = offered
-        parts = [self._per_pose(part) for part in readout.chunk(2, dim=-1)]
-        return (frequencies @ self._inverse.to(frequencies.dtype)).flatten(0, 1), torch.cat(parts, dim=-1)
+        offered = self._features(columns)
+        return None if offered is None else (offered[0].transpose(0, 1).flatten(1, 2), self._of_all(offered[1]))
 
     def rotations(self) -> None:
         """None: the encoding is added to the keys."""
@@ -261,7 +273,7 @@ class FromAllPoses:
     def poses(self, relative: Tensor | None = None) -> None:
         """None: a pose sees keys of its own pose only, for which there is one number."""
 
-    def _per_pose(self, readout: Tensor) -> Tensor:
+    def _of_all(self, readout: Tensor) -> Tensor:
         """A matrix ``(M or 1, C, F)`` for each pose, ``(M or 1, |H| · C, |H| · F)``."""
         each = torch.eye(len(self._inverse), dtype=readout.dtype, device=readout.device)
         return torch.einsum("mcf,hg->mhcgf", readout, each).flatten(3, 4).flatten(1, 2)
