@@ -304,7 +304,7 @@ class GroupCrossAttention(EquivariantModule):
         else:
             self._check_points((queries, keys), batches, mask, edge_index)
         flat = flat_positions(positions, x.shape[2:] if coords[0] is None else x.shape[:1])
-        chosen = pose_indices(poses, self.space, fibers(self.space, self.samples))
+        chosen = pose_indices(poses, self.space, self.samples)
         return self.plain.attention_maps((x, y, z), flat, chosen, mask, coords, batches, edge_index)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:

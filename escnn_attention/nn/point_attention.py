@@ -233,8 +233,8 @@ class PointSelfAttention(PointLayer):
             (torch.Size([1, 2, 1, 2, 1, 4, 7]), True)
         """
         x = self._check(x, edge_index, batch, None, measure, edge_attr)
-        group = fibers(self.space, self.samples, self.poses)
-        chosen = flat_positions(positions, x.tensor.shape[:1]), pose_indices(poses, self.space, group)
+        of_poses = pose_indices(poses, self.space, self.samples, self.poses)
+        chosen = flat_positions(positions, x.tensor.shape[:1]), of_poses
         return self.plain.attention_maps(x.tensor, Cloud(x.coords, edge_index, batch, measure, edge_attr), *chosen)
 
     def _check_space(self, in_type: FieldType, relation: Relation | None, period: Any, **places: Any) -> Relation:

@@ -26,6 +26,7 @@ from escnn_attention.nn.arguments import (
     REQUIRED,
     GridOptions,
     PaddingMode,
+    Subgroup,
     WindowOptions,
     check_input,
     check_options,
@@ -183,14 +184,17 @@ def flat_positions(positions: Sequence[Sequence[int]] | Sequence[int] | Tensor, 
     return flat
 
 
-def pose_indices(poses: Sequence[int | GroupElement] | None, space: GSpace, group: Fibers) -> list[int] | None:
-    """The indices of poses of a group, given as elements or as indices; None for all.
+def pose_indices(
+    poses: Sequence[int | GroupElement] | None, space: GSpace, samples: Samples | None, subgroup: Subgroup = None
+) -> list[int] | None:
+    """The indices of poses, or of cosets of a subgroup, given as elements or as indices; None for all.
 
     Raises:
         ValueError: there is no such pose.
     """
     if poses is None:
         return None
+    group = fibers(space, samples, subgroup)
 
     def index_of(pose: int | GroupElement) -> int:
         if isinstance(pose, GroupElement):
@@ -443,9 +447,7 @@ class GroupSelfAttention(MaskedModule):
         """
         x = check_input(input, self.in_type, self)
         flat = flat_positions(positions, self.plain.resampling.shape(x.tensor.shape[2:]))
-        return self.plain.attention_maps(
-            x.tensor, flat, pose_indices(poses, self.space, fibers(self.space, self.samples, self.poses))
-        )
+        return self.plain.attention_maps(x.tensor, flat, pose_indices(poses, self.space, self.samples, self.poses))
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""
