@@ -1,4 +1,4 @@
-"""Draw what trained networks make of a canvas as it is rotated: the segmentation should turn with its image.
+"""Draw the segmentation of a rotated canvas by trained networks.
 
     python examples/segmentation/picture.py plain=runs/plain steerable=runs/steerable --out segmentation.png
 
@@ -13,17 +13,12 @@ from pathlib import Path
 import escnn_attention  # noqa: F401  # isort: skip  # before escnn
 import torch
 from matplotlib.figure import Figure
-from scipy.ndimage import rotate
 from torch import nn
 
+from escnn_attention.equivariance.angles import rotate_images
 from escnn_attention.training import DigitCanvas, load_network
 
 ANGLES = (0.0, 45.0, 90.0, 120.0)  # in degrees
-
-
-def turned(image: torch.Tensor, angle: float) -> torch.Tensor:
-    """An image (H, W), rotated about its centre by degrees, anticlockwise."""
-    return torch.from_numpy(rotate(image.numpy(), angle, reshape=False, order=1))
 
 
 @torch.no_grad()
@@ -39,7 +34,7 @@ def draw(networks: Mapping[str, nn.Module], image: torch.Tensor, angles: Sequenc
     figure = Figure(figsize=(2 * len(angles) + 0.6, 2 * len(networks) + 2.2), layout="constrained")
     axes = figure.subplots(len(networks) + 1, len(angles), squeeze=False)
     for column, angle in zip(axes.T, angles, strict=True):
-        view = turned(image, angle)
+        view = rotate_images(image, angle).clamp(0, 1)
         column[0].imshow(view, cmap="gray", vmin=0, vmax=1)
         column[0].set_title(f"{angle:.0f}°")
         for axis, network in zip(column[1:], networks.values(), strict=True):
