@@ -34,6 +34,7 @@ COMMANDS = {
         *("points:networks", "points:frames", "growth:edges", "points:large"),
     ),
     "graphs": ("layers and networks as CUDA graphs", "graphs:graphs"),
+    "others": ("cross-attention, sequences and tori, also as CUDA graphs", "graphs:others"),
     "compile": ("the gain of torch.compile", "attention:compiled"),
     "files": ("exported files against their layers", "files:files"),
     "ceilings": ("the layers against the peak of the device", "layers:ceilings"),

@@ -1,4 +1,4 @@
-"""``graphs``: layers and networks as CUDA graphs, against the same without graphs."""
+"""``graphs`` and ``others``: layers and networks as CUDA graphs, against the same without graphs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from examples.benchmarks.layers import CHANNELS, HEADS
 from examples.benchmarks.measure import Subject
 from examples.benchmarks.report import Report, Run
-from examples.benchmarks.subjects import attention, convolution, training
+from examples.benchmarks.subjects import attention, convolution, cross_attention, training
 
 FORMS = ("module", "graph")
 
@@ -27,6 +27,41 @@ def graphs(run: Run) -> Report:
                 subjects[f"{query}, C{rotations}, batch {batch}"] = subject
         options = {"kernel_size": 3, "query": "own"} if run.quick else {}
         subjects[f"GSANet, C4, batch {batch}"] = partial(training, "rotmnist-p4", batch, side, **options)
+    _tabulate(report, "CUDA graphs; on a CPU both columns are the same", subjects)
+    return report
+
+
+def others(run: Run) -> Report:
+    """Layers beside those of images: cross-attention, sequences and tori."""
+    report, batch = Report("others", run), 1 if run.quick else 8
+    (side, half, length), fields = ((4, 2, 8), 2) if run.quick else ((24, 12, 1024), 20)
+    full, few, heads = 2 * (side,), 2 * (half,), {"num_heads": 1 if run.quick else HEADS, "head_fields": CHANNELS}
+    cross = partial(cross_attention, "c4", batch=batch, fields=fields, **heads)
+    sequence = partial(attention, "c4 sequence", (length,), batch, fields, causal=True, **heads)
+    torus = partial(attention, "c4", full, batch, fields, padding_mode="circular", **heads)
+    tables: dict[str, dict[str, Subject]] = {
+        f"Cross-attention, C4, {side}×{side} queries": {
+            "as many keys, 5×5": partial(cross, full, full, kernel_size=5),
+            f"{half}×{half} keys, 5×5": partial(cross, full, few, kernel_size=5),
+            f"{half}×{half} keys, all, rotary": partial(cross, full, few, encoding="rotary", keys="own"),
+        },
+        f"Causal sequences, C4, {length} tokens": {
+            "window of 33": partial(sequence, kernel_size=33),
+            "all, rotary": partial(sequence, encoding="rotary", keys="own"),
+        },
+        f"Tori, C4, {side}×{side}": {
+            "5×5": partial(torus, kernel_size=3 if run.quick else 5),
+            "all, MLP": torus,
+            "all, rotary": partial(torus, encoding="rotary", keys="own"),
+        },
+    }
+    for title, subjects in tables.items():
+        _tabulate(report, f"{title}, batch {batch}", {f"{title}, {name}": s for name, s in subjects.items()})
+    return report
+
+
+def _tabulate(report: Report, title: str, subjects: dict[str, Subject]) -> None:
+    """Measure the subjects as they are and as graphs, and report both."""
     forms = {f"{name}, {form}": partial(s, form=form) for name, s in subjects.items() for form in FORMS}
     report.measure(forms)
     rows = []
@@ -34,5 +69,4 @@ def graphs(run: Run) -> Report:
         eager, graph = (f"{name}, {form}" for form in FORMS)
         rows.append([name, *report.cost(eager), *report.cost(graph), report.gains(eager, graph)[0]])
     columns = ["forward and backward", "as it is", "memory", "as a graph", "memory", "times faster"]
-    report.table("CUDA graphs; on a CPU both columns are the same", columns, rows)
-    return report
+    report.table(title, columns, rows)

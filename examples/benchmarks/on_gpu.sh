@@ -39,7 +39,7 @@ once=()
 commands=(all)
 if [[ -n $minutes ]]; then
     once=(--repeats 1)
-    commands=(graphs layers points rotary dense backends attentive)
+    commands=(graphs layers points rotary dense backends others fields attentive)
 fi
 for command in "${commands[@]}"; do
     run 100000 "$out/$command.txt" python3 examples/benchmarks "$command" --device cuda "${once[@]}" \

@@ -1,8 +1,8 @@
 """The subjects of this package, of torch and of escnn.
 
-Spaces are given by name: the plane with the group ``cN`` or ``dN``, or space with the group ``octahedral`` or
-``icosahedral``. Layers map regular fields to equally many. Points are random, one per unit of area or volume. Other
-options are those of the layer or network.
+Spaces are given by name: the plane with the group ``cN`` or ``dN``, a sequence with ``cN sequence`` or ``dN sequence``,
+or space with the group ``octahedral`` or ``icosahedral``. Layers map regular fields to equally many. Points are
+random, one per unit of area or volume. Other options are those of the layer or network.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from escnn_attention import (
     CudaGraphs,
+    GroupCrossAttention,
     GroupSelfAttention,
     PairKernel,
     PointSelfAttention,
@@ -56,9 +57,11 @@ def gspace(name: str) -> GSpace:
     """A space by its name."""
     if name in ("octahedral", "icosahedral"):
         return gspaces.octaOnR3() if name == "octahedral" else gspaces.icoOnR3()
-    match = re.fullmatch(r"([cd])(\d+)", name)
+    match = re.fullmatch(r"([cd])(\d+)( sequence)?", name)
     if match is None:
-        raise ValueError(f"space: got {name!r}, needed cN, dN, octahedral or icosahedral")
+        raise ValueError(f"space: got {name!r}, needed cN, dN, cN sequence, dN sequence, octahedral or icosahedral")
+    if match[3]:
+        return sequence_space(gspace(name.removesuffix(match[3])).fibergroup)
     if name == "c1":
         return gspaces.trivialOnR2()
     return (gspaces.rot2dOnR2 if match[1] == "c" else gspaces.flipRot2dOnR2)(int(match[2]))
@@ -98,6 +101,27 @@ def attention(
         modes = {"compiled": None, "recorded": "reduce-overhead"}
         forward = torch.compile(module, fullgraph=True, mode=modes[form]) if form in modes else module
         return gradient_step(forward, [x], module.parameters())
+
+    return build
+
+
+def cross_attention(
+    space: str,
+    shape: tuple[int, ...],
+    key_shape: tuple[int, ...],
+    batch: int,
+    fields: int = 20,
+    form: str = "module",
+    **options: Any,
+) -> Build:
+    """Cross-attention from one grid to another; its form is the ``"module"``, or a CUDA ``"graph"``."""
+
+    def build(place: Place) -> Step:
+        kind = regular(space, fields)
+        layer = GroupCrossAttention(kind, kind, kind, **options).to(**place)
+        run = CudaGraphs(layer) if form == "graph" else layer
+        x, memory = (torch.randn(batch, kind.size, *s, **place) for s in (shape, key_shape))
+        return gradient_step(lambda x, memory: run(kind(x), kind(memory)).tensor, [x, memory], layer.parameters())
 
     return build
 

@@ -90,6 +90,7 @@ RUNS = {
     "attentive": ({"attentive", "attentive-all-cnn-c"}, ("attentive",)),
     "points": (POINTS, ("points_edges_points", "points_edges_neighbours")),
     "graphs": ({"graphs"}, ()),
+    "others": ({"others"}, ()),
 }
 """Commands, the reports that each writes, and the pictures."""
 
@@ -412,6 +413,7 @@ def test_layers_with_a_reference_in_common_share_its_runs(asked, tmp_path):
 
 def test_spaces():
     assert [gspace(name).fibergroup.order() for name in ("c1", "c4", "d4", "octahedral")] == [1, 4, 8, 24]
+    assert (gspace("d4 sequence").dimensionality, gspace("d4 sequence").fibergroup.order()) == (1, 8)
     with pytest.raises(ValueError, match="'so3'"):
         gspace("so3")
 
@@ -427,7 +429,8 @@ def test_a_run_on_a_gpu_ends_in_time(tmp_path, begun, run):
     output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     stages = re.findall(r"^(ran|not begun:) .*(-m pytest|examples/benchmarks \w+)", output, re.MULTILINE)
     assert {how for how, _ in stages} == {"ran" if run else "not begun:"}
-    assert [what for _, what in stages][:3] == ["-m pytest", "examples/benchmarks graphs", "examples/benchmarks layers"]
+    commands = ["graphs", "layers", "points", "rotary", "dense", "backends", "others", "fields", "attentive", "layers"]
+    assert [what for _, what in stages] == ["-m pytest", *(f"examples/benchmarks {command}" for command in commands)]
 
 
 def test_minutes_are_a_number():
