@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -55,8 +56,7 @@ def plot_cloud_attention(
     only elements that take the pose of the query to a sample can be shown, and the model is exact for those that
     permute all samples.
 
-    The weights are exact for all layers, encodings, neighbourhoods and backends: what comes out of a head is linear in
-    the values, and they are its derivative. Of :class:`PointAttentiveConv` they are :math:`\alpha`, without the kernel.
+    Of :class:`PointAttentiveConv` the weights are :math:`\alpha`, without the kernel.
 
     Args:
         x: one cloud, a GeometricTensor with ``coords`` in the plane or in space.
@@ -270,13 +270,11 @@ def _copy(value: object) -> object:
     return value
 
 
-@torch.enable_grad()
+@torch.no_grad()
 def attention_of_point(
     layer: PointLayer, call: tuple[tuple[Any, ...], dict[str, Any]], point: int, poses: Sequence[int]
 ) -> npt.NDArray[np.float64]:
     """The attention of a point to all points, in some of the output poses.
-
-    The output of the heads is linear in the values, and what a value is multiplied by is its weight.
 
     Args:
         layer: the layer.
@@ -287,51 +285,11 @@ def attention_of_point(
     Returns:
         ``(poses, heads, N)``.
     """
-    v, y = _values_and_outputs(layer, call)
-    found = []
-    for pose in poses:
-        read = y[:, 0, point, pose, 0].sum()
-        slope = None
-        if read.requires_grad:  # which it does not where nobody sees anybody
-            (slope,) = torch.autograd.grad(read, v, retain_graph=True, allow_unused=True)
-        # A head reads its own values only, and the first channel the first.
-        found.append((torch.zeros_like(v) if slope is None else slope)[:, 0, :, :, 0].sum(-1))
-    total = v.shape[3] * layer.plain.query_weight if layer.plain.query == "all" else 1.0
-    return (torch.stack(found).detach().double() / total).cpu().numpy()
-
-
-def _values_and_outputs(layer: PointLayer, call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Tensor, Tensor]:
-    """Values that are zero, and what the heads of a layer make of them.
-
-    The kernel of an attentive convolution, which acts on values, is left out.
-
-    Returns:
-        ``(heads, 1, N, P, C)`` and ``(heads, 1, N, |H|, C)``.
-    """
-    plain, heads = layer.plain, layer.num_heads
-    values: list[Tensor] = []
-    outputs: list[Tensor] = []
-
-    def project(module: torch.nn.Module, arguments: tuple[Any, ...], fields: Tensor) -> Tensor:
-        parts = list(fields.detach().unflatten(0, (-1, heads)).unbind(0))
-        place = plain.needs.fields.index("values")
-        values.append(torch.zeros_like(parts[place]).requires_grad_())
-        parts[place] = values[0]
-        return torch.stack(parts).flatten(0, 1)
-
-    def keep(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
-        outputs.append(arguments[0])
-
-    handles = [plain.project_in.register_forward_hook(project), plain.project_out.register_forward_pre_hook(keep)]
-    kernel, plain.values = plain.values, None
-    try:
-        layer(*call[0], **call[1])
-    finally:
-        plain.values = kernel
-        for handle in handles:
-            handle.remove()
-    (v,), (y,) = values, outputs
-    return v, y
+    given = inspect.signature(layer.forward).bind(*call[0], **call[1]).arguments
+    if given.pop("mask", None) is not None:
+        raise ValueError("layers: got a layer that is called with a mask, needed a cloud whose points are all there")
+    maps = layer.attention_maps(positions=[point], poses=poses, **given)
+    return maps[0, :, :, 0].double().sum(3).mean(2).transpose(0, 1).cpu().numpy()
 
 
 def most_concentrated(weights: npt.NDArray[np.float64]) -> int:
