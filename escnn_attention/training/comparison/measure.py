@@ -14,14 +14,15 @@ import numpy.typing as npt
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import FieldType
-from scipy import ndimage
 from torch import Tensor, nn
 
 from escnn_attention import equivariance_report
+from escnn_attention.equivariance.angles import rotate_images
 from escnn_attention.groups.fibers import fibers, is_signed_permutation
 from escnn_attention.models import InvariantLogits
 from escnn_attention.plotting import name_element
 from escnn_attention.training.data import Digits, RotMNIST
+from escnn_attention.training.data.fields import turned
 from escnn_attention.training.data.files import data_folder
 from escnn_attention.training.data.images.base import PublishedImages
 from escnn_attention.training.errors import UserError
@@ -165,41 +166,6 @@ def grid_symmetries(gspace: GSpace) -> dict[str, npt.NDArray[np.float64]]:
     }
 
 
-def transform_by_element(images: npt.NDArray[np.float32], matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Square images (..., S, S) under an element from :func:`grid_symmetries`: pixels change places, not values."""
-    size = images.shape[-1]
-    centre = (size - 1) / 2
-    rows, columns = np.indices((size, size))
-    # y grows upwards, rows downwards. What is seen at p afterwards was at the inverse of p before.
-    p = np.stack([columns - centre, centre - rows])
-    x, y = np.einsum("ij,jrc->irc", matrix.T, p)
-    return images[..., np.rint(centre - y).astype(int), np.rint(x + centre).astype(int)]
-
-
-def rotate_by_angles(images: npt.NDArray[np.float32], angles: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Images rotated about their centres, by cubic interpolation, with zeros beyond the border.
-
-    Args:
-        images: (N, H, W).
-        angles: (N,) degrees, counter-clockwise.
-
-    Returns:
-        (N, H, W), clipped to the range of values of ``images``, which cubic interpolation overshoots.
-    """
-    rotated = np.empty_like(images)
-    centre = (np.array(images.shape[1:]) - 1) / 2
-    for image, angle, out in zip(images, angles, rotated, strict=True):
-        c, s = math.cos(math.radians(angle)), math.sin(math.radians(angle))
-        matrix = np.array([[c, s], [-s, c]])  # from (row, column) afterwards to (row, column) before
-        ndimage.affine_transform(image, matrix, centre - matrix @ centre, output=out, order=3, mode="grid-constant")
-    return rotated.clip(images.min(), images.max()) if len(images) else rotated
-
-
-def random_angles(count: int, seed: int) -> npt.NDArray[np.float64]:
-    """``count`` angles in degrees, uniform in [0, 360), the same for the same ``seed``."""
-    return np.random.default_rng(seed).uniform(0.0, 360.0, count)
-
-
 def orient(images: npt.NDArray[np.float32], gspace: GSpace) -> dict[str, npt.NDArray[np.float32]]:
     """Images (N, S, S) in every orientation that is measured.
 
@@ -207,9 +173,15 @@ def orient(images: npt.NDArray[np.float32], gspace: GSpace) -> dict[str, npt.NDA
         The images as they are (:data:`UPRIGHT`), under each group element that maps the grid onto itself, without the
         identity (by its name), and each rotated by an angle of its own (:data:`ANY_ANGLE`).
     """
-    by_element = {name: transform_by_element(images, matrix) for name, matrix in grid_symmetries(gspace).items()}
-    any_angle = rotate_by_angles(images, random_angles(len(images), _ANGLE_SEED))
-    return {UPRIGHT: images, **by_element, ANY_ANGLE: any_angle}
+    x = torch.from_numpy(images)[:, None]
+    by_element = {
+        name: turned(x, g.round().astype(int), {"scalar": 1})[:, 0].numpy()
+        for name, g in grid_symmetries(gspace).items()
+    }
+    angles = np.random.default_rng(_ANGLE_SEED).uniform(0.0, 360.0, len(images))
+    # Cubic interpolation leaves the range of the values.
+    rotated = torch.cat([rotate_images(image, angle) for image, angle in zip(x, angles, strict=True)])
+    return {UPRIGHT: images, **by_element, ANY_ANGLE: rotated.clamp(x.min(), x.max()).numpy()}
 
 
 def measure_accuracies(

@@ -5,6 +5,7 @@ import pytest
 import torch
 from escnn import nn
 
+from escnn_attention.equivariance.angles import rotate_images
 from escnn_attention.training import Digits
 from escnn_attention.training.comparison.compare import configure
 from escnn_attention.training.comparison.measure import (
@@ -13,9 +14,6 @@ from escnn_attention.training.comparison.measure import (
     measure_accuracies,
     measure_equivariance_error,
     orient,
-    random_angles,
-    rotate_by_angles,
-    transform_by_element,
 )
 from escnn_attention.training.comparison.networks import describe_network, gspace_by_name
 from escnn_attention.training.comparison.settings import Settings
@@ -74,32 +72,21 @@ def test_elements_that_keep_the_grid():
 
 
 @pytest.mark.parametrize("size", [7, 8])
-def test_elements_act_as_those_of_escnn(size):
+def test_orientations(size):
+    """Elements act as those of escnn; the angles of the rotations are uniform, and part of the test set."""
     gspace = gspace_by_name("d4")
     images = np.random.default_rng(0).random((3, size, size), dtype=np.float32)
+    found = orient(images, gspace)
     x = nn.GeometricTensor(torch.from_numpy(images)[:, None], nn.FieldType(gspace, [gspace.trivial_repr]))
     for name, matrix in grid_symmetries(gspace).items():
-        element = next(
-            g for g in gspace.fibergroup.elements if np.allclose(gspace.basespace_action(g), matrix)
-        )  # fmt: skip
-        found = transform_by_element(images, matrix)
-        np.testing.assert_allclose(found, x.transform(element).tensor[:, 0], atol=1e-5, err_msg=name)
-        assert sorted(found.ravel()) == sorted(images.ravel())
-    np.testing.assert_array_equal(
-        transform_by_element(images, grid_symmetries(gspace)["90°"]), np.rot90(images, axes=(1, 2))
-    )  # fmt: skip
-
-
-def test_angles_agree_with_quarter_turns():
-    images = np.random.default_rng(0).random((4, 9, 9), dtype=np.float32)
-    found = rotate_by_angles(images, np.array([0.0, 90.0, 180.0, 270.0]))
-    np.testing.assert_allclose(found, [np.rot90(image, k) for k, image in enumerate(images)], atol=1e-5)
-
-
-def test_angles_are_seeded():
-    np.testing.assert_array_equal(random_angles(5, 0), random_angles(5, 0))
-    assert (random_angles(5, 0) != random_angles(5, 1)).all()
-    assert (np.histogram(random_angles(4000, 0), 4, (0, 360))[0] > 900).all()
+        element = next(g for g in gspace.fibergroup.elements if np.allclose(gspace.basespace_action(g), matrix))
+        np.testing.assert_allclose(found[name], x.transform(element).tensor[:, 0], atol=1e-5, err_msg=name)
+        assert sorted(found[name].ravel()) == sorted(images.ravel())
+    np.testing.assert_array_equal(found["90°"], np.rot90(images, axes=(1, 2)))
+    angles = np.random.default_rng(0).uniform(0, 360, 3)
+    for image, angle, rotated in zip(torch.from_numpy(images), angles, found["any angle"], strict=True):
+        expected = rotate_images(image, angle).clamp(images.min(), images.max())
+        np.testing.assert_allclose(rotated, expected, atol=1e-6)
 
 
 def test_the_error_tells_the_cnn_apart():
