@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from escnn_attention._checks import check_bool, check_probability
@@ -36,6 +37,8 @@ class Classifier(Scheduled):
         torch.Size([2, 10])
     """
 
+    measure: ClassVar[str] = "accuracy"
+
     def __init__(
         self,
         network: nn.Module,
@@ -47,7 +50,7 @@ class Classifier(Scheduled):
     ) -> None:
         super().__init__(**options)
         if num_classes is None:
-            num_classes = getattr(network, "num_classes", None)
+            num_classes = self._classes_of(network)
         if not isinstance(num_classes, int):
             raise ValueError(f"num_classes: {type(network).__name__} does not tell, so it has to be given")
         self.network = network
@@ -55,8 +58,17 @@ class Classifier(Scheduled):
         self._graphs: tuple[CudaGraphs, ...] = ()  # no child module: checkpoints hold the network itself
         self.num_classes = num_classes
         self.loss = nn.CrossEntropyLoss(label_smoothing=check_probability("label_smoothing", label_smoothing))
-        self.valid_accuracy = MulticlassAccuracy(num_classes, average="micro")
-        self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        for part in ("valid", "test"):
+            setattr(self, f"{part}_{self.measure}", self._new_measure(num_classes))
+
+    @staticmethod
+    def _classes_of(network: Any) -> Any:
+        """The number of classes that a network tells, if it does."""
+        return getattr(network, "num_classes", None)
+
+    @staticmethod
+    def _new_measure(num_classes: int) -> Metric:
+        return MulticlassAccuracy(num_classes, average="micro")
 
     def forward(self, images: Tensor) -> Tensor:
         if not self.cuda_graphs:
@@ -73,19 +85,15 @@ class Classifier(Scheduled):
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
-        self._evaluate("valid", self.valid_accuracy, batch)
+        self._evaluate("valid", batch)
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
-        self._evaluate("test", self.test_accuracy, batch)
+        self._evaluate("test", batch)
 
     def predict_step(self, batch: Any, batch_index: int) -> Tensor:
         """The probabilities of the classes, ``(B, num_classes)``."""
         images = batch[0] if isinstance(batch, (tuple, list)) else batch
         return self(images).softmax(dim=1)
-
-    def truth(self, batch: Any) -> Tensor | None:
-        """The labels ``(B,)``, if the batch has some."""
-        return batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
 
     def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
         """One row an image: its number, the class, the label if it is known, and the probabilities of all classes."""
@@ -101,16 +109,23 @@ class Classifier(Scheduled):
 
     def _logits(self, images: Tensor) -> Tensor:
         logits: Tensor = self(images)
-        if logits.shape != (len(images), self.num_classes):
+        needed = (len(images), self.num_classes, *self._positions(images))
+        if logits.shape != needed:
             raise ValueError(
-                f"network: got {tuple(logits.shape)} for {len(images)} images, needed one number for each of the"
-                f" {self.num_classes} classes, {(len(images), self.num_classes)}"
+                f"network: got {tuple(logits.shape)} for images {tuple(images.shape)}, needed the logits of"
+                f" {self.num_classes} classes, {needed}"
             )
         return logits
 
-    def _evaluate(self, part: str, accuracy: MulticlassAccuracy, batch: tuple[Tensor, Tensor]) -> None:
+    @staticmethod
+    def _positions(images: Tensor) -> tuple[int, ...]:
+        """The grid whose positions are classified; none of whole images."""
+        return ()
+
+    def _evaluate(self, part: str, batch: tuple[Tensor, Tensor]) -> None:
         images, labels = batch
         logits = self._logits(images)
-        accuracy(logits, labels)
-        self.log(f"{part}_accuracy", accuracy, on_step=False, on_epoch=True, batch_size=len(labels))
+        measure = getattr(self, name := f"{part}_{self.measure}")
+        measure(logits, labels)
+        self.log(name, measure, on_step=False, on_epoch=True, batch_size=len(labels))
         self.log_mean(f"{part}_loss", self.loss(logits, labels), len(labels))

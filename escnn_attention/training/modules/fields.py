@@ -110,10 +110,6 @@ class FieldModule(Scheduled):
         """The outputs ``(B, C', *space)``."""
         return self(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
-    def truth(self, batch: Any) -> Tensor | None:
-        """The targets ``(B, C', *space)``, if the batch has some."""
-        return batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
-
     def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
         """One row a sample: its number, the root mean square of each field, and with targets the relative errors."""
         rows = []

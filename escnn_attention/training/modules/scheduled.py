@@ -360,8 +360,8 @@ class Scheduled(pl.LightningModule):
         self.log(name, mean, on_step=False, on_epoch=True, batch_size=count, metric_attribute=f"means.{name}")
 
     def truth(self, batch: Any) -> Tensor | None:
-        """The targets of a batch for :meth:`describe`; None where the batch has none."""
-        return None
+        """The targets of a batch for :meth:`describe`, by default its second part; None where the batch has none."""
+        return batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
 
     def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
         """The rows that ``predict`` writes: one for each prediction, with the target if it is known.

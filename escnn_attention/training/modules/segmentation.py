@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassJaccardIndex
 
-from escnn_attention.training.modules.scheduled import Scheduled
+from escnn_attention.training.modules.classifier import Classifier
 
 
-class SegmentationModule(Scheduled):
+class SegmentationModule(Classifier):
     r"""Trains a network that gives the logits of every pixel, by cross-entropy.
 
     It is measured by the intersection over union, the mean over the classes c of
@@ -25,11 +26,10 @@ class SegmentationModule(Scheduled):
         network: images ``(B, C, H, W)`` to logits ``(B, num_classes, H, W)``, such as a
             :class:`~escnn_attention.models.FieldUNet`.
         num_classes: the number of classes, the background included; by default the channels of ``network.out_type``.
-        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
+        **options: as of :class:`~.classifier.Classifier`, such as ``label_smoothing``, ``optimizer`` and ``schedule``.
 
     Raises:
-        ValueError: no number of classes, or as :class:`~.scheduled.Scheduled` raises; on a batch, logits of another
-            shape.
+        ValueError: as :class:`~.classifier.Classifier` raises; on a batch, logits of another shape.
 
     Example:
         >>> import torch
@@ -41,46 +41,26 @@ class SegmentationModule(Scheduled):
         torch.Size([2, 11, 8, 8])
     """
 
+    measure: ClassVar[str] = "iou"
     monitor: ClassVar[str] = "valid_iou"
-    mode: ClassVar[Literal["max", "min"]] = "max"
     keeps_arrays: ClassVar[bool] = True
 
-    def __init__(self, network: nn.Module, num_classes: int | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        if num_classes is None:
-            num_classes = getattr(getattr(network, "out_type", None), "size", None)
-        if not isinstance(num_classes, int):
-            raise ValueError(f"num_classes: {type(network).__name__} does not tell, so it has to be given")
-        self.network = network
-        self.num_classes = num_classes
-        self.loss = nn.CrossEntropyLoss()
-        self.valid_iou = MulticlassJaccardIndex(num_classes)
-        self.test_iou = MulticlassJaccardIndex(num_classes)
+    @staticmethod
+    def _classes_of(network: Any) -> Any:
+        return getattr(getattr(network, "out_type", None), "size", None)
 
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.network(images)
-        return logits
+    @staticmethod
+    def _new_measure(num_classes: int) -> Metric:
+        return MulticlassJaccardIndex(num_classes)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
-        images, labels = batch
-        loss: Tensor = self.loss(self._logits(images), labels)
-        self.log_mean("train_loss", loss, len(labels))
-        return loss
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
-        self._evaluate("valid", self.valid_iou, batch)
-
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
-        self._evaluate("test", self.test_iou, batch)
+    @staticmethod
+    def _positions(images: Tensor) -> tuple[int, ...]:
+        return tuple(images.shape[2:])
 
     def predict_step(self, batch: Any, batch_index: int) -> Tensor:
         """The class of every pixel, ``(B, H, W)``."""
         images = batch[0] if isinstance(batch, (tuple, list)) else batch
         return self(images).argmax(dim=1)
-
-    def truth(self, batch: Any) -> Tensor | None:
-        """The labels ``(B, H, W)``, if the batch has some."""
-        return batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
 
     def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
         """One row an image: its number, the pixels of each class, and the part that is right if labels are known."""
@@ -90,20 +70,3 @@ class SegmentationModule(Scheduled):
             right = {} if truth is None else {"right": float((classes == truth[i]).double().mean())}
             rows.append({"image": i, **right, **{f"pixels_{c}": count for c, count in enumerate(counts)}})
         return rows
-
-    def _logits(self, images: Tensor) -> Tensor:
-        logits = self(images)
-        needed = (len(images), self.num_classes, *images.shape[2:])
-        if logits.shape != needed:
-            raise ValueError(
-                f"network: got {tuple(logits.shape)} for images {tuple(images.shape)}, needed the logits of"
-                f" {self.num_classes} classes at every pixel, {needed}"
-            )
-        return logits
-
-    def _evaluate(self, part: str, iou: MulticlassJaccardIndex, batch: tuple[Tensor, Tensor]) -> None:
-        images, labels = batch
-        logits = self._logits(images)
-        iou(logits.argmax(dim=1), labels)
-        self.log(f"{part}_iou", iou, on_step=False, on_epoch=True, batch_size=len(labels))
-        self.log_mean(f"{part}_loss", self.loss(logits, labels), len(labels))
