@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -126,6 +126,27 @@ class Source(Sized, Protocol):
         ...
 
 
+class Batches(Dataset[Any]):
+    """A data set whose items are whole batches.
+
+    Args:
+        source: the things.
+        *changes: functions of a batch and its :class:`Draw`, in the order in which they are applied.
+    """
+
+    def __init__(self, source: Source, *changes: Callable[[Any, Draw], Any]) -> None:
+        self.source, self.changes = source, changes
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, draw: Draw) -> Any:
+        batch = self.source.take(draw.indices)
+        for change in self.changes:
+            batch = change(batch, draw)
+        return batch
+
+
 class DataInParts(pl.LightningDataModule, ABC):
     """Data in three parts, ``"train"``, ``"valid"`` and ``"test"``, in reproducible batches.
 
@@ -188,7 +209,7 @@ class DataInParts(pl.LightningDataModule, ABC):
         """The parts asked for, at least the first so many of each."""
 
     @abstractmethod
-    def _batches(self, part: str) -> Dataset[Any]:
+    def _batches(self, part: str) -> Batches:
         """A data set that answers a :class:`Draw` with a batch."""
 
     def setup(self, stage: str | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from escnn_attention.training.data.base import DataInParts, Draw, Source, at_least, integers, one_of
+from escnn_attention.training.data.base import Batches, DataInParts, Draw, Source, at_least, integers, one_of
 from escnn_attention.training.data.files import npz_file
 from escnn_attention.training.errors import UserError
 
@@ -115,20 +114,6 @@ class _Windows:
         return inputs.flatten(1, 2), self.trajectories[which, first + self.frames - 1 + self.step]
 
 
-class _Batches(Dataset[Pair]):
-    """Batches of pairs, turned by elements that a function draws."""
-
-    def __init__(self, source: Any, turn: Callable[[Pair, Draw], Pair] | None):
-        self.source, self.turn = source, turn
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, draw: Draw) -> Pair:
-        pair: Pair = self.source.take(draw.indices)
-        return pair if self.turn is None else self.turn(pair, draw)
-
-
 class GridFields(DataInParts):
     """Pairs of fields on a grid in three parts: inputs ``(B, C, *space)`` and targets ``(B, C', *space)``, float32.
 
@@ -175,9 +160,9 @@ class GridFields(DataInParts):
         one_of(("none", "rotations", "all"), turn_train=turn_train)
         self.turn_train: Turns = turn_train
 
-    def _batches(self, part: str) -> _Batches:
-        source: Any = self._sources[part]
-        return _Batches(source, self._turn if part == "train" and self.turn_train != "none" else None)
+    def _batches(self, part: str) -> Batches:
+        turns = part == "train" and self.turn_train != "none"
+        return Batches(self._sources[part], *([self._turn] if turns else []))
 
     def _turn(self, pair: Pair, draw: Draw) -> Pair:
         space = pair[0].shape[2:]

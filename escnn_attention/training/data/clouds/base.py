@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from escnn_attention.training.data.base import DataInParts, Draw, PublishedData, Source, at_least, one_of
+from escnn_attention.training.data.base import Batches, DataInParts, Draw, PublishedData, Source, at_least, one_of
 from escnn_attention.training.errors import UserError
 
 
@@ -310,29 +309,8 @@ _PART_NUMBER = {"train": 0, "valid": 1, "test": 2}
 _BLOCK = 64  # clouds that are made from one seed
 
 
-class CloudBatches(Dataset[Clouds]):
-    """A data set whose items are whole batches.
-
-    Args:
-        source: the clouds.
-        motions: the random motions of the clouds, if any.
-        mover: the function that moves a batch.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        motions: RandomMotions | None = None,
-        mover: Callable[[Clouds, Motions], Clouds] = move,
-    ) -> None:
-        self.source, self.motions, self.mover = source, motions, mover
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, draw: Draw) -> Clouds:
-        clouds = self.source.take(draw.indices)
-        return clouds if self.motions is None else self.mover(clouds, self.motions(draw))
+def _moved(mover: Callable[[Clouds, Motions], Clouds], motions: RandomMotions, clouds: Clouds, draw: Draw) -> Clouds:
+    return mover(clouds, motions(draw))
 
 
 class PointClouds(DataInParts):
@@ -401,7 +379,7 @@ class PointClouds(DataInParts):
         """The function that moves a batch."""
         return functools.partial(move, about=self.rotate_about)
 
-    def _batches(self, part: str) -> CloudBatches:
+    def _batches(self, part: str) -> Batches:
         source: Any = self._sources[part]
         rotate, translate = {
             "train": (self.rotate_train, self.translate_train),
@@ -410,9 +388,9 @@ class PointClouds(DataInParts):
         }[part]
         reflect = self.reflect_train and part == "train"
         if not rotate and not translate and not reflect:
-            return CloudBatches(source)
+            return Batches(source)
         motions = RandomMotions(len(source), self.dim, rotate, translate, self.seed, _PART_NUMBER[part], reflect)
-        return CloudBatches(source, motions, self._mover())
+        return Batches(source, functools.partial(_moved, self._mover(), motions))
 
 
 class GeneratedClouds(PointClouds):

@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from escnn_attention.training.data.base import Draw, at_least, integers, one_of
+from escnn_attention.training.data.base import Batches, Draw, at_least, integers, one_of
 from escnn_attention.training.data.clouds.base import (
-    CloudBatches,
     Clouds,
     GeneratedClouds,
     Motions,
@@ -222,10 +221,11 @@ class ChargedParticles(GeneratedClouds):
     def _mover(self) -> Callable[[Clouds, Motions], Clouds]:
         return functools.partial(move_trajectories, about=self.rotate_about)
 
-    def _batches(self, part: str) -> CloudBatches:
+    def _batches(self, part: str) -> Batches:
         batches = super()._batches(part)
         if part == "train" and (self.conjugate_train or self.reverse_train):
-            return _Alike(batches, self.seed, conjugate=self.conjugate_train, reverse=self.reverse_train)
+            options = (self.seed, len(batches), self.conjugate_train, self.reverse_train)
+            return Batches(batches.source, *batches.changes, functools.partial(_alike, *options))
         return batches
 
     def _make(self, part: str) -> Source:
@@ -257,24 +257,17 @@ class _WithProducts:
         return clouds._replace(edge_attr=(products - torch.diag_embed(charges.square())).unsqueeze(-1))
 
 
-class _Alike(CloudBatches):
-    """Batches in which the signs of all charges of a system, and the direction of its time, are drawn in each epoch."""
+def _alike(seed: int, count: int, conjugate: bool, reverse: bool, clouds: Clouds, draw: Draw) -> Clouds:
+    """Systems of which the signs of all charges, and the direction of time, are drawn in each epoch."""
 
-    def __init__(self, batches: CloudBatches, seed: int, *, conjugate: bool, reverse: bool) -> None:
-        super().__init__(batches.source, batches.motions, batches.mover)
-        self.seed, self.conjugate, self.reverse = seed, conjugate, reverse
+    def drawn(stream: int) -> torch.Tensor:  # 0 or 1 for each system
+        generator = np.random.default_rng((seed, draw.epoch, stream))
+        return torch.from_numpy(generator.integers(2, size=count)[np.asarray(draw.indices)])
 
-    def __getitem__(self, draw: Draw) -> Clouds:
-        clouds = super().__getitem__(draw)
-        if self.conjugate:
-            signs = 1.0 - 2.0 * self._drawn(draw, _SIGNS)
-            clouds = clouds._replace(features=clouds.features * signs.float()[clouds.batch, None])
-        return _reversed(clouds, self._drawn(draw, _DIRECTIONS) == 1) if self.reverse else clouds
-
-    def _drawn(self, draw: Draw, stream: int) -> torch.Tensor:
-        """0 or 1 for each system of a batch."""
-        generator = np.random.default_rng((self.seed, draw.epoch, stream))
-        return torch.from_numpy(generator.integers(2, size=len(self))[np.asarray(draw.indices)])
+    if conjugate:
+        signs = 1.0 - 2.0 * drawn(_SIGNS)
+        clouds = clouds._replace(features=clouds.features * signs.float()[clouds.batch, None])
+    return _reversed(clouds, drawn(_DIRECTIONS) == 1) if reverse else clouds
 
 
 def _reversed(clouds: Clouds, which: torch.Tensor) -> Clouds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC
 from collections.abc import Callable, Sequence
@@ -11,9 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from escnn_attention.training.data.base import Draw, PublishedData, Source, at_least
+from escnn_attention.training.data.base import Batches, Draw, PublishedData, Source, at_least
 from escnn_attention.training.errors import UserError
 
 Augmentation = Callable[[Tensor, Draw], Tensor]
@@ -141,8 +141,10 @@ def rotate_images(images: Tensor, angles: Tensor) -> Tensor:
     return nn.functional.grid_sample(pixels, grid.to(pixels), mode="bicubic", align_corners=True)
 
 
-class Batches(Dataset[tuple[Tensor, Tensor | None]]):
-    """A data set whose items are whole batches: images (B, C, H, W) float32, normalised, and labels (B,) int64 or None.
+def image_batches(
+    source: Source, mean: Sequence[float], std: Sequence[float], augment: Sequence[Augmentation] = (), white: int = 255
+) -> Batches:
+    """Batches of images (B, C, H, W) float32, normalised, and labels (B,) int64 or None.
 
     Args:
         source: the images.
@@ -151,26 +153,18 @@ class Batches(Dataset[tuple[Tensor, Tensor | None]]):
         augment: changes of training images before the normalisation, in this order.
         white: the value of a pixel that counts as 1.
     """
+    scale = tuple(torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+    return Batches(source, functools.partial(_prepared, tuple(augment), white, scale))
 
-    def __init__(
-        self,
-        source: Source,
-        mean: Sequence[float],
-        std: Sequence[float],
-        augment: Sequence[Augmentation] = (),
-        white: int = 255,
-    ) -> None:
-        self.source, self.augment, self.white = source, tuple(augment), white
-        self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
 
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, draw: Draw) -> tuple[Tensor, Tensor | None]:
-        images, labels = self.source.take(draw.indices)
-        for change in self.augment:
-            images = change(images, draw)
-        return images.to(torch.float32).div_(self.white).sub_(self.mean).div_(self.std), labels
+def _prepared(
+    augment: Sequence[Augmentation], white: int, scale: tuple[Tensor, ...], batch: tuple[Tensor, Any], draw: Draw
+) -> tuple[Tensor, Any]:
+    images, labels = batch
+    for change in augment:
+        images = change(images, draw)
+    mean, std = scale
+    return images.to(torch.float32).div_(white).sub_(mean).div_(std), labels
 
 
 class PublishedImages(PublishedData, ABC):
@@ -233,7 +227,7 @@ class PublishedImages(PublishedData, ABC):
 
     def _batches(self, part: str) -> Batches:
         augment = self._augmentations(self._count(part)) if part == "train" else ()
-        return Batches(self._sources[part], self.mean, self.std, augment, self.white)
+        return image_batches(self._sources[part], self.mean, self.std, augment, self.white)
 
     def _too_few(self, part: str, count: int, world_size: int) -> str:
         return f"limit_{part} must be at least the number of processes, got {count} for {world_size}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from escnn_attention.training.data.base import EvaluationSampler
-from escnn_attention.training.data.images.base import Batches, ImagesInMemory, PublishedImages
+from escnn_attention.training.data.images.base import ImagesInMemory, PublishedImages, image_batches
 from escnn_attention.training.errors import UserError
 
 _MODES = {1: "L", 3: "RGB"}
@@ -65,7 +65,7 @@ class OwnImages(pl.LightningDataModule):
         """The images, in order, with their labels or None."""
         data = self.trained_on
         white = 255 if self._source.images.dtype == torch.uint8 else 1
-        batches = Batches(self._source, data.mean, data.std, white=white)
+        batches = image_batches(self._source, data.mean, data.std, white=white)
         return DataLoader(batches, sampler=EvaluationSampler(len(batches), data.eval_batch_size), batch_size=None)
 
     def _folder(self) -> ImagesInMemory:

@@ -225,20 +225,6 @@ def test_a_run_that_is_resumed_goes_on_with_its_epoch():
     assert not same(resumed[0], drawn(loaded(rotate_train=True).train_dataloader(), 0)[0])
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize(("name", "count"), [("val", 7), ("test", 9), ("predict", 9)])
-def test_every_cloud_is_evaluated_once(world_size, name, count):
-    expected = loaded(eval_batch_size=30)
-    (whole,) = getattr(expected, f"{name}_dataloader")()
-    seen = []
-    for rank in range(world_size):
-        for batch in getattr(loaded(rank, world_size), f"{name}_dataloader")():
-            seen += batch.coords.split(batch.batch.bincount().tolist())
-    assert len(seen) == count
-    found = sorted(cloud.flatten().tolist() for cloud in seen)
-    assert found == sorted(cloud.flatten().tolist() for cloud in whole.coords.split(34))
-
-
 @pytest.mark.parametrize("kind", MADE)
 def test_rotated_test_clouds(kind):
     plain = loaded(kind=kind, eval_batch_size=30)

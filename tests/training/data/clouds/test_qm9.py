@@ -336,34 +336,6 @@ def test_archives_with_other_content(tmp_path, arrays, publish, changed, listed,
     assert "qm9.npz" not in [path.name for path in tmp_path.glob("[!.]*")]
 
 
-def test_wrong_checksums(tmp_path, arrays, publish, monkeypatch):
-    publish(archive(arrays))
-    monkeypatch.setattr(qm9, "DOWNLOADS", [file._replace(md5=32 * "0") for file in qm9.DOWNLOADS])
-    with pytest.raises(UserError, match="hash of downloaded file"):
-        QM9(tmp_path).prepare_data()
-    assert [path.name for path in tmp_path.glob("[!.]*")] == []
-
-
-def test_what_somebody_put_there_is_used_and_stays(tmp_path, arrays, publish, server, monkeypatch):
-    publish(archive(arrays))
-    monkeypatch.setattr(qm9, "_NUM_TRAIN", 22)
-    (tmp_path / qm9.DOWNLOADS[0].name).write_bytes(archive(arrays))
-    loaded(tmp_path)
-    assert sorted([path.name for path in tmp_path.glob("[!.]*")]) == sorted([qm9.DOWNLOADS[0].name, "qm9.npz"])
-    assert len(server.requests) == 1
-
-
-def test_without_a_download_the_error_says_what_to_put_where(tmp_path):
-    data = QM9(tmp_path, download=False)
-    data.prepare_data()
-    with pytest.raises(UserError) as caught:
-        data.setup("fit")
-    for part in (str(tmp_path), "qm9.npz", "`folder`", "ESCNN_ATTENTION_DATA", "`download`"):
-        assert part in str(caught.value)
-    with pytest.raises(UserError, match=r"nowhere does not exist.*qm9\.npz"):
-        QM9(tmp_path / "nowhere").prepare_data()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

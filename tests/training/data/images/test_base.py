@@ -11,14 +11,14 @@ import requests
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from escnn_attention.training.data import CIFAR10, MNIST, Digits, PatchCamelyon, RotMNIST
+from escnn_attention.training.data import CIFAR10, MNIST, QM9, Digits, ModelNet40, PatchCamelyon, RotMNIST
 from escnn_attention.training.data.base import Draw
 from escnn_attention.training.data.images.base import (
-    Batches,
     FlipAndCrop,
     ImagesInMemory,
     RandomRotations,
     flip_and_crop,
+    image_batches,
     rotate_images,
 )
 from escnn_attention.training.errors import UserError
@@ -32,7 +32,7 @@ def images(count=6, channels=3, size=8):
 def test_batches_are_normalised_channel_by_channel():
     pixels = images()
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-    batches = Batches(ImagesInMemory(pixels, torch.arange(6)), mean, std)
+    batches = image_batches(ImagesInMemory(pixels, torch.arange(6)), mean, std)
     chosen, labels = batches[Draw(range(4, 0, -2))]
     assert labels.tolist() == [4, 2]
     assert chosen.dtype == torch.float32
@@ -215,7 +215,10 @@ def test_fewer_images_than_processes(folder):
         loaded(folder, 0, 3, batch_size=3, limit_test=2).test_dataloader()
 
 
-@pytest.mark.parametrize("module", [RotMNIST, MNIST, CIFAR10, PatchCamelyon])
+PUBLISHED = [RotMNIST, MNIST, CIFAR10, PatchCamelyon, ModelNet40, QM9]
+
+
+@pytest.mark.parametrize("module", PUBLISHED)
 def test_without_a_download_the_error_says_what_to_put_where(tmp_path, module):
     data = module(tmp_path, download=False)
     data.prepare_data()
@@ -226,13 +229,13 @@ def test_without_a_download_the_error_says_what_to_put_where(tmp_path, module):
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("module", [RotMNIST, MNIST, CIFAR10, PatchCamelyon])
+@pytest.mark.parametrize("module", PUBLISHED)
 def test_a_folder_that_does_not_exist(tmp_path, module):
     with pytest.raises(UserError, match=r"nowhere does not exist"):
         module(tmp_path / "nowhere").prepare_data()
 
 
-@pytest.mark.parametrize("module", [RotMNIST, MNIST, CIFAR10, PatchCamelyon])
+@pytest.mark.parametrize("module", PUBLISHED)
 def test_offline(tmp_path, module, monkeypatch):
     def refuse(*_, **__):
         raise requests.ConnectionError("no route")

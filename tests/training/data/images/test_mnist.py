@@ -112,13 +112,6 @@ def test_one_file_with_other_content(tmp_path, arrays, change, message):
         check(tmp_path, arrays)
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 and no more"])
-def test_damaged_one_file(tmp_path, content):
-    (tmp_path / "mnist.npz").write_bytes(content)
-    with pytest.raises(UserError, match=r"cannot read .*mnist\.npz"):
-        MNIST(tmp_path).setup()
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
