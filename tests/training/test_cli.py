@@ -58,15 +58,6 @@ def test_table_and_files(run, tmp_path):
         "limit-test": 20,
     }
 
-    again = run(*TINY, "--output", output)
-    assert again.exit_code == 0
-    assert "cnn is finished, it is not trained again" in again.output
-
-    changed = run(*TINY, "--output", output, "--learning-rate", 0.1)
-    assert changed.exit_code == 2
-    assert "--learning-rate" in changed.output
-    assert "--restart" in changed.output
-
 
 @pytest.mark.parametrize(
     ("arguments", "message"),

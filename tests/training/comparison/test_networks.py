@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from escnn_attention import equivariance_report
 from escnn_attention.models.registry import description_of
 from escnn_attention.training.comparison.measure import measure_equivariance_error
 from escnn_attention.training.comparison.networks import (
@@ -58,18 +57,6 @@ def test_the_state_of_the_random_numbers_is_left_as_it_was():
     torch.manual_seed(1)
     describe_network("cnn", "c4", 8, 10, 900)
     assert torch.equal(torch.randn(3), expected)
-
-
-def test_feature_maps_are_named_by_stage():
-    maps = build("gsa-net", size=12).feature_maps(torch.randn(1, 1, 12, 12))
-    assert list(maps) == ["lifting", "pool_1", "attention_2_1", "attention_2_2", "features"]
-    assert maps["pool_1"].shape[-2:] == (6, 6)
-
-
-def test_whole_network_as_a_module():
-    module = build("hybrid").as_fields()
-    assert module.evaluate_output_shape((5, 1, 8, 8)) == (5, 10, 1, 1)
-    assert equivariance_report(module, (2, 1, 8, 8)).relative_error < 1e-5
 
 
 @pytest.mark.sampled(1)
