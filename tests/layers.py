@@ -184,6 +184,10 @@ CASES = {
     "AttentiveConv": Case(lambda: ea.AttentiveConv(FIELDS, FIELDS, 3, attention_size=3, ratio=1)),
     "AttentiveConv, channel": Case(lambda: ea.AttentiveConv(FIELDS, FIELDS, 3, spatial=False, ratio=1)),
     "AttentiveConv, spatial": Case(lambda: ea.AttentiveConv(SCALARS, FIELDS, 3, channel=False)),
+    "AttentiveConv, torus": Case(
+        lambda: ea.AttentiveConv(FIELDS, FIELDS, 3, attention_size=3, padding=1, padding_mode="circular"),
+        shape=(2, 5, 5),
+    ),
     "AntialiasedPool": Case(lambda: ea.AntialiasedPool(FIELDS)),
     "ConditionedFieldNorm": Case(
         lambda: ea.ConditionedFieldNorm(spaces.mixed(D4), 3), arguments={"condition": CONDITION}

@@ -217,7 +217,7 @@ def _of_those_there(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor) ->
     others = (cloud.batch, cloud.measure, cloud.condition)
     batch, measure, condition = (None if t is None else t[there] for t in others)
     y = layer(x[there], Cloud(cloud.coords[there], edges, batch, measure, edge_attr, condition))
-    return y.new_zeros(mask.shape[0], y.shape[1]).index_copy(0, there, y)
+    return y.new_zeros(mask.shape[0], *y.shape[1:]).index_copy(0, there, y)
 
 
 def where_present(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor | None) -> Tensor:

@@ -24,7 +24,14 @@ from escnn.nn import (
 from escnn_attention._checks import check_bool, check_int, check_probability, check_unused
 from escnn_attention.exporting.modules import exported
 from escnn_attention.groups.fibers import fibers
-from escnn_attention.nn.arguments import check_input, check_regular, check_same_gspace, check_type
+from escnn_attention.nn.arguments import (
+    ConvolutionPadding,
+    check_input,
+    check_regular,
+    check_same_gspace,
+    check_type,
+    shown,
+)
 from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention, check_attention_size
 from escnn_attention.nn.kernels import check_finite, check_grid
 from escnn_attention.nn.module import GridModule
@@ -120,6 +127,7 @@ def attended(
     ratio: int = 1,
     attention_size: int = 7,
     attention_dilation: int = 1,
+    padding_mode: ConvolutionPadding = "zeros",
 ) -> OrderedDict[str, EquivariantModule]:
     r"""A group convolution without bias, with attention to its input or its responses.
 
@@ -132,6 +140,7 @@ def attended(
         attention: where to attend; None for nowhere.
         ratio: by how much the hidden layers of channel attention are narrower than the input, where there is any.
         attention_size, attention_dilation: of the kernels of spatial attention, where there is any.
+        padding_mode: of all kernels.
 
     Returns:
         the modules by name: ``"convolution"``, and ``"attention"`` in front of it where it attends to its input.
@@ -148,11 +157,12 @@ def attended(
         options |= {"attention_size": attention_size, "attention_dilation": attention_dilation}
     if attention == "features":
         modules["attention"] = FeatureAttention(
-            in_type, ratio=ratio, kernel_size=attention_size, dilation=attention_dilation
+            in_type, ratio=ratio, kernel_size=attention_size, dilation=attention_dilation, padding_mode=padding_mode
         )
     elif attention == "poses":
         modules["attention"] = PoseAttention(in_type)
-    modules["convolution"] = AttentiveConv(in_type, out_type, kernel_size, padding=padding, bias=False, **options)
+    options |= {"padding": padding, "padding_mode": padding_mode}
+    modules["convolution"] = AttentiveConv(in_type, out_type, kernel_size, bias=False, **options)
     return modules
 
 
@@ -272,6 +282,7 @@ class ResidualBlock(GridModule):
         hidden: the number of hidden fields of channel attention, rounded to an integer ratio. Only with channel
             attention.
         attention_size: the odd width of the kernels of spatial attention. Only with that.
+        padding_mode: as of :class:`AttentiveConv`; tori that are halved have even sides.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``, or to half the space.
@@ -304,6 +315,7 @@ class ResidualBlock(GridModule):
         attention: Attention | None = None,
         hidden: int = 2,
         attention_size: int = 7,
+        padding_mode: ConvolutionPadding = "zeros",
     ):
         check_regular("in_type", check_type("in_type", in_type), "a residual block")
         check_regular("out_type", check_type("out_type", out_type), "a residual block")
@@ -323,6 +335,7 @@ class ResidualBlock(GridModule):
                 padding=size // 2,
                 ratio=max(1, len(fields) // hidden),
                 attention_size=attention_size,
+                padding_mode=padding_mode,
             )
 
         pool: dict[str, EquivariantModule] = {"pool": HalvingPool(out_type)} if halve else {}
@@ -336,14 +349,17 @@ class ResidualBlock(GridModule):
         self.shortcut: EquivariantModule = IdentityModule(in_type)
         if halve or in_type != out_type:
             self.shortcut = sequence(convolution(in_type, 1), {"pool": HalvingPool(out_type)} if halve else {})
-        self.halve = halve
+        self.halve, self.padding_mode = halve, padding_mode
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
         x = check_input(input, self.in_type, self)
+        self.evaluate_output_shape(tuple(x.shape))
         return self.shortcut(x) + self.branch(x)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""
+        if self.halve and self.padding_mode == "circular" and any(n % 2 for n in input_shape[2:]):
+            raise ValueError(f"input: got a torus of {tuple(input_shape[2:])}, needed even sides, which can be halved")
         return tuple(self.branch.evaluate_output_shape(input_shape))
 
     def export(self) -> torch.nn.Module:
@@ -352,7 +368,8 @@ class ResidualBlock(GridModule):
         return PlainResidualBlock(exported(self.branch), exported(self.shortcut)).eval()
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + (", halve=True" if self.halve else "")
+        parts = shown(halve=(self.halve, False), padding_mode=(self.padding_mode, "zeros"))
+        return ", ".join([super().extra_repr(), *parts])
 
 
 class DenseBlock(GridModule):

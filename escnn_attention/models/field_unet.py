@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialModule
 from torch import Tensor
 
-from escnn_attention._checks import check_bool, check_int, check_ints, check_option, check_sequence
+from escnn_attention._checks import check_bool, check_int, check_ints, check_sequence
 from escnn_attention.exporting.modules import exported_parts, on_tensors
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.classifier import images_of
 from escnn_attention.models.convolutions import field_type_of
 from escnn_attention.models.hybrid import check_odd_widths, steerable_convolution
 from escnn_attention.models.pretrained import PretrainedMixin
-from escnn_attention.nn.arguments import PaddingMode
+from escnn_attention.nn.arguments import PaddingMode, check_padding_mode
 from escnn_attention.nn.embeddings import PatchDecoder, PatchEmbedding
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.pointwise import PoseLinear
@@ -163,12 +163,8 @@ class FieldUNet(PretrainedMixin, GridModule):
         target = types[0] if out_type is None else field_type_of("out_type", out_type, gspace)
         super().__init__(given, target)
         self.gspace = gspace
-        self.padding_mode = check_option("padding_mode", padding_mode, get_args(PaddingMode))
-        circular = padding_mode == "circular"
-        if circular and not fibers(gspace).preserves_square:
-            raise ValueError(
-                f'padding_mode: got "circular", but the fiber group of {gspace.name} does not map a lattice onto itself'
-            )
+        circular = check_padding_mode(fibers(gspace), gspace, padding_mode)
+        self.padding_mode = padding_mode
         taken = ("samples", "attention", "condition", "padding_mode")
         options = iter(each_block({"norm": "pre", **(block or {})}, 2 * sum(blocks) - blocks[-1], taken))
         shared: dict[str, Any] = {"num_heads": num_heads, "kernel_size": kernel_size, "padding_mode": padding_mode}

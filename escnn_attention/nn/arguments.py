@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 import torch
+from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 
 from escnn_attention._checks import check_bool, check_grid, check_int, check_option
@@ -196,7 +197,7 @@ def choose_window(
             f"causal: got True, but {in_type.gspace.name} has no axis of time; needed fields over sequence_space "
             "or space_time"
         )
-    circular = _check_padding_mode(group, in_type, padding_mode, causal)
+    circular = check_padding_mode(group, in_type.gspace, padding_mode, causal=causal)
     if isinstance(kernel_size, Required):
         if group.dimension:
             raise TypeError(
@@ -229,14 +230,21 @@ PaddingMode = Literal["none", "circular"]
 """What lies beyond a grid: nothing, or its other side."""
 
 
-def _check_padding_mode(group: Fibers, in_type: FieldType, padding_mode: str, causal: bool) -> bool:
+ConvolutionPadding = Literal["zeros", "circular"]
+"""What a convolution finds beyond a grid: zeros, or its other side."""
+
+
+def check_padding_mode(
+    group: Fibers, gspace: GSpace, padding_mode: str, kinds: Any = PaddingMode, *, causal: bool = False
+) -> bool:
     """Whether the grid is a torus, if the group maps it to one."""
-    check_option("padding_mode", padding_mode, get_args(PaddingMode))
-    if padding_mode == "none":
+    check_option("padding_mode", padding_mode, get_args(kinds))
+    if padding_mode != "circular":
         return False
-    space = in_type.gspace.name
+    space = gspace.name
     if group.dimension == 0:
-        raise ValueError(f'padding_mode: got "circular", but {space} has no base space; leave it at "none"')
+        default = get_args(kinds)[0]
+        raise ValueError(f'padding_mode: got "circular", but {space} has no base space; leave it at {default!r}')
     if causal and group.dimension == 1:
         raise ValueError(
             f'padding_mode: got "circular" with causal=True over {space}, whose only axis is time; needed axes of space'

@@ -8,8 +8,17 @@ from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int, check_option, check_unused
+from escnn_attention.functional.responses.attentive import Geometry
 from escnn_attention.groups.fibers import fibers
-from escnn_attention.nn.arguments import check_input, check_same_gspace, check_shape, check_type, shown
+from escnn_attention.nn.arguments import (
+    ConvolutionPadding,
+    check_input,
+    check_padding_mode,
+    check_same_gspace,
+    check_shape,
+    check_type,
+    shown,
+)
 from escnn_attention.nn.kernels import BasisKind, check_grid, pose_kernel, poses_of
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.attentive import AttentionMaps, PoseKernel
@@ -49,9 +58,11 @@ class FeatureAttention(PlainModule):
         ratio: by how much the hidden layer of channel attention is narrower than the input. It has ``fields // ratio``
             fields, and at least one. The paper has 2 on rotated MNIST, 16 on CIFAR-10, and 1 on images. Only with
             channel attention.
-        kernel_size: the odd width of the kernel of spatial attention, which is padded with zeros. Only with spatial
-            attention, like its ``dilation`` and its ``basis``.
+        kernel_size: the odd width of the kernel of spatial attention, which keeps the grid. Only with spatial
+            attention, like its ``dilation``, ``basis`` and ``padding_mode``.
         dilation: of that kernel.
+        padding_mode: ``"zeros"``, by which that kernel is padded; or ``"circular"`` for tori, whose opposite sides are
+            neighbours, for groups that map the lattice onto itself. The layer then commutes with all rolls, exactly.
         statistics: ``"mean"``, ``"max"`` or both.
         residual: whether the output is :math:`(1 - \alpha) f` or :math:`\alpha f`.
         basis: of the kernel of spatial attention: ``"complete"`` for all equivariant kernels, ``"bandlimited"`` for
@@ -64,7 +75,7 @@ class FeatureAttention(PlainModule):
         TypeError: an argument is of another type; on application, a tensor of another precision than the parameters,
             where autocast does not choose it.
         ValueError: fields that are neither all regular nor all trivial, no grid, neither kind of attention, an even
-            kernel, an unknown option, an option of an attention that is off.
+            kernel, an unknown option, an option of an attention that is off, a torus that the group does not keep.
         NotImplementedError: the fiber group is continuous.
 
     Example:
@@ -97,6 +108,7 @@ class FeatureAttention(PlainModule):
         statistics: str | Sequence[str] = ("mean", "max"),
         residual: bool = True,
         basis: BasisKind = "auto",
+        padding_mode: ConvolutionPadding = "zeros",
     ):
         check_type("in_type", in_type)
         space = in_type.gspace
@@ -115,6 +127,8 @@ class FeatureAttention(PlainModule):
         check_option("basis", basis, ("auto", "complete", "bandlimited"))
         if not spatial:
             check_unused("basis", basis, "auto", "there is no spatial attention")
+            check_unused("padding_mode", padding_mode, "zeros", "there is no spatial attention")
+        circular = check_padding_mode(fibers(space), space, padding_mode, ConvolutionPadding)
         fields, hidden = len(in_type), max(1, len(in_type) // ratio)
         layers: tuple[PoseKernel, PoseKernel] | None = None
         if channel:
@@ -132,10 +146,11 @@ class FeatureAttention(PlainModule):
             kernel,
             statistics=statistics,
             dilation=dilation,
+            circular=circular,
             residual=residual,
         )
         super().__init__(in_type, in_type, plain)
-        self.ratio = ratio
+        self.ratio, self.padding_mode = ratio, padding_mode
         self.kernel_size = kernel_size
 
     def attention_maps(self, input: GeometricTensor) -> AttentionMaps:
@@ -157,6 +172,7 @@ class FeatureAttention(PlainModule):
         plain = self.plain
         parts = [super().extra_repr(), *_attentions(self, "kernel_size")]
         parts += shown(dilation=(plain.dilation, 1), statistics=(plain.statistics, ("mean", "max")))
+        parts += shown(padding_mode=(self.padding_mode, "zeros"))
         return ", ".join([*parts, *shown(residual=(plain.residual, True))])
 
 
@@ -282,12 +298,16 @@ class AttentiveConv(PlainModule):
         spatial: whether there is spatial attention.
         ratio: by how much the hidden layer of channel attention is narrower than the input. It has ``fields // ratio``
             fields, and at least one. Only with channel attention.
-        attention_size: the odd width of the kernel of spatial attention, which is padded with zeros. Only with spatial
+        attention_size: the odd width of the kernel of spatial attention, which keeps the grid. Only with spatial
             attention.
         attention_dilation: of that kernel.
         stride, padding, dilation: of the convolution, as those of ``R2Conv``. A stride keeps the equivariance exact
             only where it reaches the last position of the padded grid: ``(n + 2 * padding - dilation * (kernel_size -
             1) - 1) % stride == 0``.
+        padding_mode: ``"zeros"``, as of ``R2Conv``; or ``"circular"`` for tori, whose opposite sides are neighbours,
+            for groups that map the lattice onto itself. Outputs are on a torus, too: ``2 * padding == dilation *
+            (kernel_size - 1) - stride + 1``, and ``stride`` divides the sides. The layer then commutes exactly with the
+            group and with all rolls by multiples of ``stride``.
         bias: whether each output field has a bias.
         residual: whether the responses are multiplied by :math:`1 - \alpha` or by :math:`\alpha`, as Eq. 19 prints it.
             Only with attention.
@@ -304,8 +324,9 @@ class AttentiveConv(PlainModule):
         TypeError: an argument is of another type; on application, a tensor of another precision than the parameters,
             where autocast does not choose it.
         ValueError: another gspace, fields that are neither all regular nor all trivial, no grid, an even
-            ``attention_size``, an unknown option, an option of an attention that is off; on application, a grid
-            smaller than the kernel.
+            ``attention_size``, an unknown option, an option of an attention that is off, a torus that the group does
+            not keep or that outputs do not cover; on application, a grid smaller than the kernel, a torus whose sides
+            the stride does not divide.
         NotImplementedError: the fiber group is continuous.
 
     Example:
@@ -344,6 +365,7 @@ class AttentiveConv(PlainModule):
         bias: bool = True,
         residual: bool = True,
         basis: BasisKind = "auto",
+        padding_mode: ConvolutionPadding = "zeros",
     ):
         name = type(self).__name__
         check_same_gspace(check_type("in_type", in_type), check_type("out_type", out_type))
@@ -358,6 +380,13 @@ class AttentiveConv(PlainModule):
             check_unused("residual", residual, True, "there is no attention")
         for option, number, least in (("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1)):
             check_int(option, number, least=least)
+        circular = check_padding_mode(fibers(space), space, padding_mode, ConvolutionPadding)
+        beyond = dilation * (kernel_size - 1) - stride + 1
+        if circular and beyond != 2 * padding:
+            raise ValueError(
+                f'padding: got {padding} with padding_mode="circular", needed half of dilation * (kernel_size - 1) - '
+                f"stride + 1, here {beyond / 2:g}, a whole number, by which outputs cover the torus symmetrically"
+            )
         ins, outs, hidden = len(in_type), len(out_type), max(1, len(in_type) // ratio)
         kernel = pose_kernel(space, outs, out_poses, ins, in_poses, kernel_size, basis=basis, gain=2.0)
         # The attention does not sum over the input poses, which the gain counts.
@@ -376,27 +405,27 @@ class AttentiveConv(PlainModule):
             layers,
             attention,
             bias=outs if bias else 0,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            attention_dilation=attention_dilation,
+            geometry=Geometry(stride, padding, dilation, attention_dilation, circular),
             residual=residual,
         )
         super().__init__(in_type, out_type, plain)
         self.kernel_size = kernel_size
-        self.ratio = ratio
+        self.ratio, self.padding_mode = ratio, padding_mode
         self.attention_size = attention_size
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""
         batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
-        plain, reach = self.plain, self.plain.dilation * (self.kernel_size - 1)
-        if min(space) + 2 * plain.padding <= reach:
+        stride, padding, dilation, _, circular = self.plain.geometry
+        reach, shape = dilation * (self.kernel_size - 1), "×".join(map(str, space))
+        if min(space) + 2 * padding <= reach:
             raise ValueError(
-                f"input: a grid of {'×'.join(map(str, space))} with padding {plain.padding} is smaller than the "
-                f"kernel, which covers {reach + 1} positions"
+                f"input: a grid of {shape} with padding {padding} is smaller than the kernel, which covers {reach + 1} "
+                "positions"
             )
-        return (batch, self.out_type.size, *((n + 2 * plain.padding - reach - 1) // plain.stride + 1 for n in space))
+        if circular and any(n % stride for n in space):
+            raise ValueError(f"input: got a torus of {shape}, needed sides that the stride, {stride}, divides")
+        return (batch, self.out_type.size, *((n + 2 * padding - reach - 1) // stride + 1 for n in space))
 
     def attention_maps(self, input: GeometricTensor) -> AttentionMaps:
         """The maps, between 0 and 1; with ``residual``, features are suppressed where they are large.
@@ -417,10 +446,11 @@ class AttentiveConv(PlainModule):
         return self.plain.attention_maps(x.tensor)
 
     def extra_repr(self) -> str:
-        plain = self.plain
+        plain, default = self.plain, Geometry()
         parts = [super().extra_repr(), f"kernel_size={self.kernel_size}", *_attentions(self, "attention_size")]
-        parts += shown(stride=(plain.stride, 1), padding=(plain.padding, 0), dilation=(plain.dilation, 1))
-        parts += shown(attention_dilation=(plain.attention_dilation, 1), residual=(plain.residual, True))
+        names = ("stride", "padding", "dilation", "attention_dilation")
+        parts += shown(**{name: (getattr(plain.geometry, name), getattr(default, name)) for name in names})
+        parts += shown(padding_mode=(self.padding_mode, "zeros"), residual=(plain.residual, True))
         return ", ".join([*parts, *shown(bias=(plain.bias is not None, True))])
 
 

@@ -202,20 +202,22 @@ class PointSelfAttention(PointLayer):
         edge_index: Tensor | None = None,
         batch: Tensor | None = None,
         *,
+        mask: Tensor | None = None,
         measure: Tensor | None = None,
         edge_attr: Tensor | None = None,
     ) -> Tensor:
         r"""The attention of chosen points.
 
         Args:
-            x, edge_index, batch, measure, edge_attr: as in :meth:`forward`.
+            x, edge_index, batch, mask, measure, edge_attr: as in :meth:`forward`.
             positions: ``(n,)``, the numbers of the points that are queries; negative ones count from the end.
             poses: the output poses h, as elements or as their indices; all by default.
 
         Returns:
             Probabilities ``(1, num_heads, poses, positions, query poses, key poses, N)``, with the axes of
-            :meth:`GroupSelfAttention.attention_maps`, zeros for points that are not seen, and times the factors of edge
-            features. With ``normalization="count"`` they are shares of the scores. Dropout is not applied.
+            :meth:`GroupSelfAttention.attention_maps`, zeros for points that are not seen or not there, and times the
+            factors of edge features. With ``normalization="count"`` they are shares of the scores. Dropout is not
+            applied.
 
         Raises:
             TypeError, ValueError: as :meth:`forward`; a point or pose that does not exist.
@@ -232,10 +234,11 @@ class PointSelfAttention(PointLayer):
             >>> maps.shape, bool(torch.allclose(maps.sum((-2, -1)), torch.ones(())))
             (torch.Size([1, 2, 1, 2, 1, 4, 7]), True)
         """
-        x = self._check(x, edge_index, batch, None, measure, edge_attr)
+        x = self._check(x, edge_index, batch, mask, measure, edge_attr)
         of_poses = pose_indices(poses, self.space, self.samples, self.poses)
         chosen = flat_positions(positions, x.tensor.shape[:1]), of_poses
-        return self.plain.attention_maps(x.tensor, Cloud(x.coords, edge_index, batch, measure, edge_attr), *chosen)
+        cloud = Cloud(x.coords, edge_index, batch, measure, edge_attr)
+        return self.plain.attention_maps(x.tensor, cloud, *chosen, mask)
 
     def _check_space(self, in_type: FieldType, relation: Relation | None, period: Any, **places: Any) -> Relation:
         """The relation, by default the offset; ``places`` are options for points that have a place."""

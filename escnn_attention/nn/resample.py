@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 from escnn.nn import FieldType
 
 from escnn_attention._checks import check_int, check_option
-from escnn_attention.nn.arguments import PaddingMode, check_pointwise, check_shape, check_type
+from escnn_attention.groups.fibers import fibers
+from escnn_attention.nn.arguments import PaddingMode, check_padding_mode, check_pointwise, check_shape, check_type
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.resample import AntialiasedPool as PlainAntialiasedPool
 from escnn_attention.plain.resample import Crop as PlainCrop
@@ -134,7 +135,9 @@ class AntialiasedPool(HalvingPool):
         ``(B, in_type.size, *space)`` to ``(B, in_type.size, *(n // 2 for n in space))``.
 
     Raises:
-        ValueError: as :class:`HalvingPool`; on application, an axis of a torus of odd length.
+        ValueError: as :class:`HalvingPool`; a torus that the group does not keep; on application, an axis of a torus of
+            odd length.
+        NotImplementedError: a torus for a continuous fiber group.
 
     Example:
         >>> import torch
@@ -152,8 +155,10 @@ class AntialiasedPool(HalvingPool):
 
     def __init__(self, in_type: FieldType, kind: PoolKind = "avg", *, padding_mode: PaddingMode = "none"):
         super().__init__(in_type, kind)
-        self.padding_mode = check_option("padding_mode", padding_mode, get_args(PaddingMode))
-        self.plain.circular = padding_mode == "circular"
+        self.padding_mode = padding_mode
+        self.plain.circular = padding_mode != "none" and check_padding_mode(
+            fibers(in_type.gspace), in_type.gspace, padding_mode
+        )
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         shape = super().evaluate_output_shape(input_shape)

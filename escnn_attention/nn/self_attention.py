@@ -29,6 +29,7 @@ from escnn_attention.nn.arguments import (
     Subgroup,
     WindowOptions,
     check_input,
+    check_mask,
     check_options,
     check_type,
     check_types,
@@ -282,7 +283,9 @@ class GroupSelfAttention(MaskedModule):
             windows that fit into the torus, and encodings that are added to the keys. A causal time has no other side.
         is_causal: another name of ``causal``, that of ``torch.nn.MultiheadAttention``.
         stride: outputs are at every so many positions along each axis, from the first to the last, and equal those of
-            ``stride=1`` there. Exact on sizes of which it divides :math:`n - 1`; others are refused when called.
+            ``stride=1`` there. Exact on sizes of which it divides :math:`n - 1`; others are refused when called. On a
+            torus it is odd and divides the sides, and outputs are in the middle of every so many positions; the layer
+            then commutes with rolls by its multiples.
         scale_factor: so many outputs along each axis in place of one: the grid is as much finer, of the same extent.
             Each has the query of the position in whose cell it lies, and offsets and windows about its own place.
             Exact on all sizes.
@@ -370,7 +373,8 @@ class GroupSelfAttention(MaskedModule):
         normalization: Normalization = given.pop("normalization", "softmax")
         mode = AttentionMode(query, keys, dropout, ON_GRIDS.check(backend), shared_scores, normalization)
         causal = check_bool("is_causal", given.pop("is_causal", False)) or causal
-        resampling = _choose_resampling(given.pop("stride", 1), given.pop("scale_factor", 1))
+        circular = padding_mode == "circular"
+        resampling = _choose_resampling(given.pop("stride", 1), given.pop("scale_factor", 1), circular)
         whole, subgroup = fibers(in_type.gspace, as_samples(samples)), given.pop("poses", None)
         group = whole if subgroup is None else fibers(in_type.gspace, subgroup=subgroup)
         heads = Heads.choose(out_type, num_heads, group, **given)
@@ -414,6 +418,7 @@ class GroupSelfAttention(MaskedModule):
         input: GeometricTensor,
         positions: Sequence[Sequence[int]] | Tensor,
         poses: Sequence[int | GroupElement] | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         r"""The attention of chosen queries.
 
@@ -422,17 +427,18 @@ class GroupSelfAttention(MaskedModule):
             positions: ``(n, d)``, the positions of the queries, as indices along the axes of the grid of outputs;
                 negative ones count from the end.
             poses: the output poses h, as elements or as their indices; all by default.
+            mask: as in :meth:`forward`.
 
         Returns:
             Probabilities, for samples of a continuous group where they stand, of shape ``(B, num_heads, poses,
             positions, query poses, key poses, *space)``. The query poses are :math:`Q(h)`, one for ``query="own"``
             and :math:`|H|` for ``"all"``. Key poses are :math:`|H|`, and registers behind them. Where scalars have no
             poses, and in :class:`LiftingSelfAttention`, there is one of either. Each map sums to 1 over the
-            key poses and the space, except with ``normalization="count"``. Dropout is not applied.
+            key poses and the space, except with ``normalization="count"`` and for queries that the mask hides, whose
+            maps are zero. Dropout is not applied.
 
         Raises:
-            TypeError: ``input`` is not a GeometricTensor.
-            ValueError: it has the wrong type, or a position or pose does not exist.
+            TypeError, ValueError: as :meth:`forward`; a position or pose that does not exist.
 
         Example:
             >>> import torch
@@ -447,7 +453,8 @@ class GroupSelfAttention(MaskedModule):
         """
         x = check_input(input, self.in_type, self)
         flat = flat_positions(positions, self.plain.resampling.shape(x.tensor.shape[2:]))
-        return self.plain.attention_maps(x.tensor, flat, pose_indices(poses, self.space, self.samples, self.poses))
+        chosen = pose_indices(poses, self.space, self.samples, self.poses)
+        return self.plain.attention_maps(x.tensor, flat, chosen, None if mask is None else check_mask(mask, x.tensor))
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""
@@ -467,9 +474,9 @@ class GroupSelfAttention(MaskedModule):
         return ", ".join(parts)
 
 
-def _choose_resampling(stride: Any, scale_factor: Any) -> Resampling:
+def _choose_resampling(stride: Any, scale_factor: Any, circular: bool) -> Resampling:
     """The grid of the outputs that is asked for."""
-    chosen = Resampling(check_int("stride", stride), check_int("scale_factor", scale_factor))
+    chosen = Resampling(check_int("stride", stride), check_int("scale_factor", scale_factor), circular)
     if chosen.stride > 1 and chosen.scale_factor > 1:
         raise ValueError(f"stride: got {stride} with scale_factor={scale_factor}, needed one of them")
     return chosen
@@ -499,11 +506,15 @@ def _check_resampling(chosen: Resampling, window: Window, dimension: int) -> Non
     """A window is one about any place, and there are places between the positions of a grid."""
     name, number = ("stride", chosen.stride) if chosen.stride > 1 else ("scale_factor", chosen.scale_factor)
     others = {"causal": window.causal, "dilation": window.dilation > 1}
-    others["padding_mode"] = window.circular and chosen.stride > 1  # from the first position to the last
     others["a gspace without a base space"] = not dimension
     for other, given in others.items():
         if chosen.resizes and given:
             raise ValueError(f"{name}: got {number} with {other}, which it does not have; needed {name}=1")
+    if window.circular and chosen.stride % 2 == 0:
+        raise ValueError(
+            f'stride: got {chosen.stride} with padding_mode="circular", needed an odd one: of an even number of '
+            "positions none is in the middle. GroupCrossAttention takes queries from a HalvingPool"
+        )
 
 
 class LiftingOptions(WindowOptions, total=False):

@@ -277,14 +277,7 @@ class TransformerBlock(GridModule):
         """
         x = check_input(input, self.in_type, self)
         seen = check_memory(self, self.cross_attention, memory, memory_key_padding_mask, memory_batch)
-        if mask is not None:
-            check_mask(mask, x.tensor)
-            for norm in self.modules():
-                layer_norm = isinstance(norm, (FieldLayerNorm, ConditionedFieldNorm))
-                if isinstance(norm, FieldBatchNorm) or (layer_norm and not norm.pointwise):
-                    raise ValueError(
-                        'mask: got one, and norms of this block are over positions; needed norm_scope="position"'
-                    )
+        self._check_mask(mask, x.tensor)
         rows = None
         if condition is not None or self.condition is not None:
             rows = condition_of(self, self.condition, condition, x)
@@ -305,22 +298,34 @@ class TransformerBlock(GridModule):
         input: GeometricTensor,
         positions: Sequence[Sequence[int]] | Tensor,
         poses: Sequence[int | GroupElement] | None = None,
+        mask: Tensor | None = None,
         *,
         condition: Tensor | GeometricTensor | None = None,
     ) -> Tensor:
-        """The attention of chosen queries of the block, for an input, and a condition, of the block.
+        """The attention of chosen queries of the block, for an input, a mask and a condition of the block.
 
         See :meth:`GroupSelfAttention.attention_maps`.
 
         Raises:
             TypeError: the attention is one without such maps.
+            ValueError: a mask or a condition that :meth:`forward` refuses.
         """
         x = check_input(input, self.in_type, self)
         if not isinstance(self.attention, GroupSelfAttention):
             raise TypeError(f"attention: {type(self.attention).__name__} has no such maps, needed GroupSelfAttention")
+        self._check_mask(mask, x.tensor)
         rows = None if condition is self.condition is None else condition_of(self, self.condition, condition, x)
         normed = self.before(x) if rows is None else self.before(x, rows)
-        return self.attention.attention_maps(normed, positions, poses)
+        return self.attention.attention_maps(normed, positions, poses, mask)
+
+    def _check_mask(self, mask: Tensor | None, x: Tensor) -> None:
+        """A mask is one of the positions of features, and norms are at each position by itself."""
+        if mask is not None:
+            check_mask(mask, x)
+        for norm in () if mask is None else self.modules():
+            layer_norm = isinstance(norm, (FieldLayerNorm, ConditionedFieldNorm))
+            if isinstance(norm, FieldBatchNorm) or (layer_norm and not norm.pointwise):
+                raise ValueError('mask: got one, and norms are over positions; needed norm_scope="position"')
 
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode: see :meth:`GroupSelfAttention.export`.

@@ -92,6 +92,7 @@ class FeatureAttention(torch.nn.Module):
             features, the maximum over them is taken.
         statistics: of ``"mean"`` and ``"max"``.
         dilation: of the kernel of spatial attention.
+        circular: whether that kernel is on a torus, rather than padded with zeros.
         residual: whether the maps are what is suppressed.
     """
 
@@ -103,6 +104,7 @@ class FeatureAttention(torch.nn.Module):
         *,
         statistics: tuple[str, ...],
         dilation: int,
+        circular: bool,
         residual: bool,
     ):
         super().__init__()
@@ -111,7 +113,7 @@ class FeatureAttention(torch.nn.Module):
         self.excite = None if channel is None else channel[1]
         self.spatial = spatial
         self.statistics = statistics
-        self.dilation = dilation
+        self.dilation, self.circular = dilation, circular
         self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
@@ -141,6 +143,7 @@ class FeatureAttention(torch.nn.Module):
                 kernel.flatten(0, 1).flatten(1, 2),
                 padding=padding,
                 dilation=self.dilation,
+                circular=self.circular,
             )
             spatial = (scores if kernel.shape[1] == self.poses else scores.amax(1, keepdim=True)).sigmoid()
         return AttentionMaps(channel, spatial)
@@ -189,8 +192,7 @@ class AttentiveConv(torch.nn.Module):
             field; or None.
         spatial: the kernel of spatial attention, from the two statistics to each output field, or None.
         bias: the number of output fields that get a bias.
-        stride, padding, dilation: of the convolution.
-        attention_dilation: of the kernel of spatial attention.
+        geometry: how the kernels of both move over the grid.
         residual: whether the maps are what is suppressed.
     """
 
@@ -201,10 +203,7 @@ class AttentiveConv(torch.nn.Module):
         spatial: PoseKernel | None,
         *,
         bias: int,
-        stride: int,
-        padding: int,
-        dilation: int,
-        attention_dilation: int,
+        geometry: attentive.Geometry,
         residual: bool,
     ):
         super().__init__()
@@ -213,10 +212,7 @@ class AttentiveConv(torch.nn.Module):
         self.excite = None if channel is None else channel[1]
         self.spatial = spatial
         self.bias = Parameter(torch.zeros(bias)) if bias else None
-        self.stride = stride
-        self.padding = padding
-        self.dilation = dilation
-        self.attention_dilation = attention_dilation
+        self.geometry = geometry
         self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
@@ -225,15 +221,17 @@ class AttentiveConv(torch.nn.Module):
         y: Tensor | None = None
         if self.residual or not self._attends:
             # The responses are linear: their plain sum needs none of them by itself.
+            stride, padding, dilation, _, circular = self.geometry
             y = convolve(
                 x,
                 kernel.flatten(0, 1).flatten(1, 2),
-                stride=self.stride,
-                padding=self.padding,
-                dilation=self.dilation,
+                stride=stride,
+                padding=padding,
+                dilation=dilation,
+                circular=circular,
             ).unflatten(1, kernel.shape[:2])
         if self._attends:
-            attended = attentive.attended_sum(x, kernel, *self._attention(kernel), self._geometry)
+            attended = attentive.attended_sum(x, kernel, *self._attention(kernel), self.geometry)
             y = attended if y is None else y - attended
         assert y is not None
         if self.bias is not None:
@@ -248,15 +246,11 @@ class AttentiveConv(torch.nn.Module):
         """
         check_grid(x.shape[2:])
         kernel = self.kernel()
-        return AttentionMaps(*attentive.attention_maps(x, kernel, *self._attention(kernel), self._geometry))
+        return AttentionMaps(*attentive.attention_maps(x, kernel, *self._attention(kernel), self.geometry))
 
     @property
     def _attends(self) -> bool:
         return self.squeeze is not None or self.spatial is not None
-
-    @property
-    def _geometry(self) -> attentive.Geometry:
-        return attentive.Geometry(self.stride, self.padding, self.dilation, self.attention_dilation)
 
     def _attention(self, kernel: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The parameters of attention, those of each output field together."""
@@ -266,7 +260,4 @@ class AttentiveConv(torch.nn.Module):
         return squeeze, excite, None if self.spatial is None else self.spatial()
 
     def extra_repr(self) -> str:
-        return (
-            f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
-            f"attention_dilation={self.attention_dilation}, residual={self.residual}"
-        )
+        return f"{self.geometry}, residual={self.residual}"

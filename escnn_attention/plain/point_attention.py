@@ -226,13 +226,23 @@ class PointAttention(PointModule, HeadModule):
         """The points of a cloud at the coordinates that the encoding takes."""
         return Points(points, cloud.coords, cloud.edge_index, cloud.batch, self.neighbourhood, cloud.edge_attr)
 
-    def attention_maps(self, x: Tensor, cloud: Cloud, queries: Tensor, poses: Sequence[int] | None) -> Tensor:
+    def attention_maps(
+        self, x: Tensor, cloud: Cloud, queries: Tensor, poses: Sequence[int] | None, mask: Tensor | None = None
+    ) -> Tensor:
         """The probabilities of :meth:`escnn_attention.PointSelfAttention.attention_maps`."""
         if self.shared_scores and poses is not None:
             poses = [0] * len(poses)  # all alike
-        chosen = None if poses is None else torch.tensor(poses, device=x.device)
-        call = self.call(x, self._points(self._points_in_units(cloud.coords), cloud), cloud.measure)
-        return maps_of_points(call, queries.unsqueeze(0), chosen)
+        chosen, queries = None if poses is None else torch.tensor(poses, device=x.device), queries.to(x.device)
+        seen = None if mask is None else mask[queries]
+        if mask is not None:
+            queries = (mask.cumsum(0) - 1).clamp(min=0)[queries]  # their numbers among those that are there
+
+        def by_keys(x: Tensor, cloud: Cloud) -> Tensor:
+            call = self.call(x, self._points(self._points_in_units(cloud.coords), cloud), cloud.measure)
+            return maps_of_points(call, queries.unsqueeze(0), chosen).movedim(-1, 0)
+
+        maps = where_present(by_keys, x, cloud, mask).movedim(0, -1)
+        return maps if seen is None else maps.masked_fill(~seen[:, None, None, None], 0.0)
 
     def attend(self, x: Tensor, positions: Points, measure: Tensor | None) -> Tensor:
         """The layer on features ``(N, in)`` at the given points: ``(N, out)``."""

@@ -35,6 +35,7 @@ class Resampling:
     Attributes:
         stride: queries are at every so many positions, from the first to the last.
         scale_factor: so many queries along each axis in place of one, all with its content.
+        circular: whether the grid is a torus: with a stride, queries are in the middle of every so many positions.
 
     Example:
         >>> import torch
@@ -45,6 +46,7 @@ class Resampling:
 
     stride: int = 1
     scale_factor: int = 1
+    circular: bool = False
 
     @property
     def resizes(self) -> bool:
@@ -55,20 +57,26 @@ class Resampling:
         """The shape of the grid of the queries.
 
         Raises:
-            ValueError: a stride does not lead from the first position to the last.
+            ValueError: a stride does not lead from the first position to the last, or around the torus.
         """
-        if any((n - 1) % self.stride for n in shape):
+        if self.circular and any(n % self.stride for n in shape):
+            raise ValueError(
+                f"stride: got {self.stride} on a torus of {'×'.join(map(str, shape))} positions, needed sides that it "
+                "divides"
+            )
+        if not self.circular and any((n - 1) % self.stride for n in shape):
             raise ValueError(
                 f"stride: got {self.stride} on a grid of {'×'.join(map(str, shape))} positions, whose last ones it "
                 f"misses, so that the group would not map the output onto itself; needed sizes of {self.stride}n + 1"
             )
-        return tuple(((n - 1) // self.stride + 1) * self.scale_factor for n in shape)
+        return tuple(-(-n // self.stride) * self.scale_factor for n in shape)
 
     def __call__(self, x: Tensor, first: int) -> Tensor:
         """Of a tensor, whose axes from the first on are those of the grid of keys, one on the grid of queries."""
         for axis in range(first, x.dim()):
             if self.stride > 1:
-                x = x.index_select(axis, torch.arange(0, x.shape[axis], self.stride, device=x.device))
+                first_query = self.stride // 2 if self.circular else 0
+                x = x.index_select(axis, torch.arange(first_query, x.shape[axis], self.stride, device=x.device))
             if self.scale_factor > 1:
                 x = x.repeat_interleave(self.scale_factor, axis)
         return x
@@ -160,12 +168,19 @@ class SelfAttention(HeadModule):
             y = self.transformation.outputs(y, element)
         return y
 
-    def attention_maps(self, x: Tensor, queries: Tensor, poses: Sequence[int] | None) -> Tensor:
+    def attention_maps(
+        self, x: Tensor, queries: Tensor, poses: Sequence[int] | None, mask: Tensor | None = None
+    ) -> Tensor:
         """The probabilities that :meth:`escnn_attention.GroupSelfAttention.attention_maps` gives, at flat positions."""
         if self.shared_scores and poses is not None:
             poses = [0] * len(poses)  # all alike
         chosen = None if poses is None else torch.tensor(poses, device=x.device)
-        return maps_of(self.call(x, self.positions(x)), queries, chosen, x.shape[2:])
+        if mask is None:
+            return maps_of(self.call(x, self.positions(x)), queries, chosen, x.shape[2:])
+        call = self.call(x.masked_fill(~mask.unsqueeze(1), 0.0), self.positions(x))
+        maps = maps_of(replace(call, bias=hidden(call.bias, mask.flatten(1))), queries, chosen, x.shape[2:])
+        seen = self.resampling(mask, 1).flatten(1)[:, queries.to(x.device)]
+        return maps.masked_fill(~seen.view(len(x), 1, 1, -1, *[1] * (maps.dim() - 4)), 0.0)
 
     def call(self, x: Tensor, positions: Grid, element: LieElement | None = None) -> GridCall:
         """The attention to compute, of features ``(B, in, *space)`` at the given positions."""

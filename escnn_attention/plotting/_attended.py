@@ -109,7 +109,7 @@ def _stride(module: torch.nn.Module) -> int:
     if isinstance(module, HalvingPool):
         return 2
     if isinstance(module, AttentiveConv):
-        return module.plain.stride
+        return module.plain.geometry.stride
     stride = getattr(module, "stride", None) if isinstance(module, EquivariantModule) else None
     return int(stride[0] if isinstance(stride, (tuple, list)) else stride or 1)
 
@@ -142,7 +142,7 @@ def _attended(
     if isinstance(layer, AttentiveConv):
         channel, alpha = _response_factors(layer, features, chosen)
         grid = result.tensor.shape[-2:]
-        spacing *= layer.plain.stride
+        spacing *= layer.plain.geometry.stride
     else:
         channel, alpha = _feature_factors(layer, features, chosen)
     values = as_drawn(result.tensor[0]).reshape(-1, len(alpha), *result.tensor.shape[2:])

@@ -49,7 +49,7 @@ def test_attended(attention, in_front, channel, spatial):
     )
     convolution = modules.pop("convolution")
     assert isinstance(convolution, AttentiveConv)
-    assert (convolution.kernel_size, convolution.plain.padding) == (5, 2)
+    assert (convolution.kernel_size, convolution.plain.geometry.padding) == (5, 2)
     assert convolution.plain.bias is None
     assert (convolution.plain.squeeze is not None, convolution.plain.spatial is not None) == (channel, spatial)
     assert [type(m) for m in modules.values()] == ([] if in_front is None else [in_front])
@@ -59,7 +59,7 @@ def test_attended(attention, in_front, channel, spatial):
         if isinstance(module, FeatureAttention):
             assert (module.kernel_size, module.plain.dilation) == (3, 2)
     if spatial:
-        assert (convolution.attention_size, convolution.plain.attention_dilation) == (3, 2)
+        assert (convolution.attention_size, convolution.plain.geometry.attention_dilation) == (3, 2)
 
 
 def test_an_unknown_attention_is_refused():
@@ -194,7 +194,7 @@ def test_a_stride_in_place_of_the_pooling_is_found_out():
     assert equivariance_report(block, (1, 4, 6, 6)).relative_error < EXACT
     assert len(block.check_equivariance()) == 4
     for module in (block.branch.convolution, block.shortcut.convolution):
-        module.plain.stride = 2
+        module.plain.geometry = module.plain.geometry._replace(stride=2)
     for part in (block.branch, block.shortcut):
         part.pool = IdentityModule(fields)
     assert equivariance_report(block, (1, 4, 6, 6)).relative_error > 1e-3
@@ -205,6 +205,23 @@ def test_a_stride_in_place_of_the_pooling_is_found_out():
 def test_a_broken_kernel_is_found_out(make):
     block = broken(settled(make(spaces.regular(P4, 2)), 4, 8, 6, 6), "kernel")
     assert equivariance_report(block, (1, 8, 6, 6)).relative_error > 1e-3
+
+
+@pytest.mark.parametrize("attention", [None, "full", "features"])
+def test_a_block_on_a_torus(attention):
+    """Exact under rolls; halved, under rolls by twice as many."""
+    fields = spaces.regular(P4, 2)
+    for halve in (False, True):
+        for mode in ("circular", "zeros"):
+            options = {} if attention is None else {"attention_size": 3}
+            block = ResidualBlock(fields, fields, halve=halve, attention=attention, padding_mode=mode, **options)
+            block = settled(block, 4, 8, 6, 6)
+            x = spaces.random_field(fields, 6, 6)
+            rolled = block(fields(x.tensor.roll((4, 2), (2, 3)))).tensor
+            error = (rolled - block(x).tensor.roll((2, 1) if halve else (4, 2), (2, 3))).abs().max()
+            assert error < 1e-12 if mode == "circular" else error > 1e-4
+    with pytest.raises(ValueError, match=r"input: got a torus .* even"):
+        ResidualBlock(fields, fields, halve=True, padding_mode="circular").double()(spaces.random_field(fields, 5, 6))
 
 
 def test_all_convolutions_attend():

@@ -175,7 +175,7 @@ def test_layers_are_as_published():
         "dropout",
     ]
     dilations = [
-        m.plain.attention_dilation
+        m.plain.geometry.attention_dilation
         for m in GroupCNN.rotmnist(P4, attention="full").modules()
         if isinstance(m, AttentiveConv)
     ]
@@ -397,7 +397,7 @@ def test_the_report_names_the_strides_of_the_original():
         assert not equivariance_report(sequence(network), (1, 1, size, size)).inexact_layers
     for i in (3, 6):
         stage = network.stages[f"convolution_{i}"]
-        stage.convolution.plain.stride = 2
+        stage.convolution.plain.geometry = stage.convolution.plain.geometry._replace(stride=2)
         stage.pool = torch.nn.Identity()
     report = equivariance_report(sequence(network), (1, 1, 8, 8))
     assert report.inexact_layers == (

@@ -441,6 +441,54 @@ def test_elements_between_the_points_act_on_the_fibers_attentive_conv():
         torch.testing.assert_close(layer(turned).tensor, expected.tensor, atol=1e-12, rtol=1e-12)
 
 
+TORI = {
+    "full": lambda g, mode: layer_on(g, padding=1, **mode),
+    "a stride": lambda g, mode: layer_on(g, size=2, stride=2, residual=False, **mode),
+    "dilated": lambda g, mode: layer_on(g, dilation=2, padding=2, attention_dilation=2, attention_size=5, **mode),
+    "none": lambda g, mode: layer_on(g, padding=1, **VARIANTS["none"], **mode),
+    "features": lambda g, mode: attention_on(spaces.regular(g, 2), dilation=2, **mode),
+    "of an image": lambda g, mode: attention_on(spaces.scalars(g, 2), channel=False, **mode),
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", TORI)
+@pytest.mark.parametrize("space", [PLANE["D4"](), VOLUME["C4 3D"](), PLANE["C2"]()], ids=["D4", "C4 3D", "C2"])
+def test_tori(name, space):
+    """Exact under all rolls and all elements; padded with zeros, not."""
+    shape = spaces.shape_of(space, 4)
+    for mode, exact in (("circular", True), ("zeros", False)):
+        layer = TORI[name](space, {"padding_mode": mode})
+        assert mode == "zeros" or f"padding_mode={mode!r}" in repr(layer)
+        x, step = input_of(layer, 4, batch=1), 2 if name == "a stride" else 1
+        axes, y = tuple(range(2, 2 + len(shape))), layer(x).tensor
+        rolled = layer(layer.in_type(x.tensor.roll([step] * len(axes), axes))).tensor
+        error = (rolled - y.roll([1] * len(axes), axes)).abs().max()
+        assert spaces.grid_error(layer, x) < EXACT
+        assert error < EXACT if exact else error > 1e-4
+    layer = TORI[name](space, {"padding_mode": "circular"}).export()
+    program = torch.export.export(layer, (x.tensor,))
+    torch.testing.assert_close(program.module()(x.tensor), layer(x.tensor))
+
+
+def test_what_is_no_torus():
+    fields, torus = spaces.regular(gspaces.rot2dOnR2(4), 1), {"padding_mode": "circular"}
+    of_eight = spaces.regular(gspaces.rot2dOnR2(8), 1)
+    for make, message in (
+        (lambda: AttentiveConv(of_eight, of_eight, 3, padding=1, **torus), "padding_mode: .*subgroup of D4"),
+        (lambda: FeatureAttention(of_eight, **torus), "padding_mode: .*subgroup of D4"),
+        (lambda: FeatureAttention(fields, padding_mode="none"), "padding_mode: got 'none', needed one of"),
+        (lambda: FeatureAttention(fields, spatial=False, **torus), "padding_mode: .*no spatial"),
+        (lambda: AttentiveConv(fields, fields, 3, **torus), "padding: got 0 .*here 1"),
+        (lambda: AttentiveConv(fields, fields, 3, padding=1, stride=2, **torus), "padding: got 1 .*here 0.5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+    layer = layer_on(gspaces.rot2dOnR2(4), size=2, stride=2, **torus)
+    with pytest.raises(ValueError, match=r"input: .*the stride, 2"):
+        layer(input_of(layer, 5))
+
+
 @pytest.mark.parametrize("part", ["squeeze", "excite", "spatial"])
 def test_theorem_1_an_attention_operator_that_is_not_equivariant_breaks_it_attentive_conv(part):
     """The attention decides, and nothing else: the convolution under it is the same and equivariant."""

@@ -445,8 +445,10 @@ def test_crops_of_a_block():
 def test_attention_maps_of_a_block():
     fields = spaces.regular(C4, 2)
     block, x, condition = perturbed(block_on(fields)), spaces.random_field(fields, 3, 3), torch.randn(2, N).double()
-    maps = block.attention_maps(x, [(1, 1)], condition=condition)
-    torch.testing.assert_close(maps, block.attention.attention_maps(block.before(x, condition), [(1, 1)]))
+    for mask in (None, torch.rand(2, 3, 3) < 0.7):
+        maps = block.attention_maps(x, [(1, 1)], mask=mask, condition=condition)
+        inside = block.attention.attention_maps(block.before(x, condition), [(1, 1)], mask=mask)
+        torch.testing.assert_close(maps, inside)
     with pytest.raises(ValueError, match="condition: TransformerBlock got None"):
         block.attention_maps(x, [(1, 1)])
 

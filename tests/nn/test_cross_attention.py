@@ -97,7 +97,8 @@ def test_equivariant(name, data):
     )
     inputs = [random_field(t, *s) for t, s in ((query_type, shape), (key_type, key_shape), (value_type, key_shape))]
     assert error_of(layer, *inputs) < TOLERANCE
-    outputs = dict.fromkeys(("reference", "blocked", "auto"))
+    factorises = ["dense"] if encoding in ("fourier", "rotary", "absolute", "none") else []
+    outputs = dict.fromkeys(("reference", "blocked", *factorises, "auto"))
     for backend in outputs:
         layer.plain.backend = backend
         outputs[backend] = layer(*inputs).tensor
@@ -369,7 +370,11 @@ def test_values_and_gradients_are_those_of_the_formula(name, encoding, modes):
     layer, (x, y), ways = on_sets(name, encoding, modes)
     inputs = x, y = [t.requires_grad_() for t in (x, y)]
     expected = fields_of(written_out(layer, of_sets(layer, x, y), ways), x.shape[2:])
-    outputs = by_backends(layer, GeometricTensor(x, layer.query_type), GeometricTensor(y, layer.key_type))
+    backends = ["reference", "blocked", "auto"]
+    factorises = encoding in ("rotary", "none") or (encoding == "fourier" and "torus" not in name)
+    backends += ["dense"] if factorises and layer.plain.window.looks_everywhere else []
+    sets = GeometricTensor(x, layer.query_type), GeometricTensor(y, layer.key_type)
+    outputs = by_backends(layer, *sets, backends=backends)
     assert_formula(layer, inputs, outputs, expected)
     with torch.no_grad():
         wrong = fields_of(written_out(layer, of_sets(layer, x, y), lambda i, j: ways(i, j) + 0.2), x.shape[2:])
@@ -382,18 +387,20 @@ def test_values_and_gradients_are_those_of_the_formula(name, encoding, modes):
         ({"stride": 2}, (2, 1), (3, 1)),
         ({"scale_factor": 2}, (4, 2), (2, 1)),
         ({"scale_factor": 2, **CIRCLE}, (4, 4), (2, 2)),
+        ({"stride": 3, **CIRCLE}, (2,), (6,)),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("size", [1, None])
 def test_outputs_elsewhere_are_those_of_the_formula(options, shape, key_shape, size):
-    fields, circular = mixed(C4), "padding_mode" in options
+    fields, circular = mixed(C4 if len(shape) == 2 else sequence(C4)), "padding_mode" in options
     layer = drawn(GroupSelfAttention(fields, fields, 1, size, head_fields=4, **options))
     x = random_field(fields, *key_shape, batch=1).tensor.requires_grad_()
     q, k, v = layer.plain.to_heads(x.movedim(1, -1))
     if "stride" in options:
-        q, between = q[:, :, ::2], ways_between(key_shape, key_shape, size)
-        ways = lambda i, j: between(2 * i, j)  # noqa: E731
+        first, step, period = int(circular), options["stride"], key_shape[0] if circular else 0
+        q, between = q[:, :, first::step], ways_between(key_shape, key_shape, size, period=period)
+        ways = lambda i, j: between(first + step * i, j)  # noqa: E731
     else:
         cells = torch.arange(math.prod(key_shape)).view(key_shape)
         q = q[:, :, cells.repeat_interleave(2, 0).repeat_interleave(2, 1).flatten()]

@@ -490,8 +490,9 @@ def test_sets_of_tokens_are_sequences_whose_order_does_not_matter():
     ids=str,
 )
 @pytest.mark.parametrize("kind", [mixed, lambda space: scalars(space, 3)], ids=["mixed", "scalars"])
-def test_attention_maps_make_the_output(encoding, modes, options, kind):
-    """They are the weights of the values, follow the group, and are zero beyond clouds and neighbours."""
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_maps_make_the_output(encoding, modes, options, kind, masked):
+    """They are the weights of the values, follow the group, and are zero beyond clouds, neighbours and the mask."""
     fields, options = kind(D4), dict(options)
     if "registers" in options and (modes[1] == "own" or encoding == "absolute"):
         options.pop("registers")
@@ -501,20 +502,23 @@ def test_attention_maps_make_the_output(encoding, modes, options, kind):
     given = {"batch": batch, "measure": measure}
     if "edge_dim" in options:
         given |= {"edge_index": EDGES, "edge_attr": torch.linspace(-1, 1, 20).view(10, 2).double()}
-    maps = layer.attention_maps(x, range(9), **given)
+    there = torch.arange(9) != 3 if masked else torch.ones(9, dtype=torch.bool)
     v = layer.plain.to_heads(x.tensor.unsqueeze(0))[2]
+    if masked:
+        given["mask"], x.tensor[3], x.coords[3] = there, torch.nan, torch.inf
+    maps = layer.attention_maps(x, range(9), **given)
     heads = torch.einsum("bmhqjpk,mbkpc->mbqhc", maps, v)
-    output = layer(x, **given)
-    torch.testing.assert_close(layer.plain.project(heads).squeeze(0), output.tensor, rtol=1e-11, atol=1e-12)
+    made = layer.plain.project(heads).squeeze(0) * there[:, None]
+    torch.testing.assert_close(made, layer(x, **given).tensor, rtol=1e-11, atol=1e-12)
     some = layer.attention_maps(x, [4, -1, 4], [2, 0], **given)
     of_poses = maps[:, :, [2, 0]] if maps.shape[2] > 1 else maps.expand(-1, -1, 2, -1, -1, -1, -1)
     torch.testing.assert_close(some, of_poses[:, :, :, [4, 8, 4]])
     seen = maps.abs().sum((0, 1, 2, 4, 5)) > 0  # query, key
     assert not seen[batch[:, None] != batch].any()
+    assert torch.equal(seen.any(1), there)
     if "edge_dim" in options:
-        assert torch.equal(
-            seen, torch.zeros(9, 9, dtype=torch.bool).index_put((EDGES[1], EDGES[0]), torch.tensor(True))
-        )
+        edges = torch.zeros(9, 9, dtype=torch.bool).index_put((EDGES[1], EDGES[0]), torch.tensor(True))
+        assert torch.equal(seen, edges & there & there[:, None])
     with torch.no_grad():
         layer.plain.inverse_action[:] = torch.eye(2, dtype=torch.float64)
     wrong = layer.attention_maps(x, range(9), **given)

@@ -127,3 +127,5 @@ def test_antialiased_pooling_of_a_torus(kind):
     assert (AntialiasedPool(fields, kind)(fields(x.roll(2, 2))).tensor - rolled).abs().max() > 1e-3
     with pytest.raises(ValueError, match=r"input: a torus .* even"):
         pool(fields(x[:, :, :5]))
+    with pytest.raises(ValueError, match=r"padding_mode: .*subgroup of D4"):
+        AntialiasedPool(spaces.regular(gspaces.rot2dOnR2(8), 1), padding_mode="circular")

@@ -738,17 +738,24 @@ class TestModule:
         inside[1:4, 2:4] = True
         assert torch.equal(maps[0, 0, 0, 1].sum((0, 1)) > 0, inside)
 
+    @pytest.mark.parametrize("masked", [False, True])
     @pytest.mark.parametrize("query", ["own", "all", "lifting"])
-    def test_attention_maps_make_the_output(self, query):
+    def test_attention_maps_make_the_output(self, query, masked):
         layer = attention_for(PLANE["D3"](), **({"lifting": True} if query == "lifting" else {"query": query}))
         x = random_field(layer.in_type, 3, 2)
-        places = list(itertools.product(range(3), range(2)))
-        maps = layer.attention_maps(x, places)
+        places, mask = list(itertools.product(range(3), range(2))), None
+        if masked:
+            mask = torch.tensor([[True, False], [True, True], [False, True]]).repeat(2, 1, 1)
+            x.tensor.masked_fill_(~mask[:, None], 1e3)
+        maps = layer.attention_maps(x, places, mask=mask)
         v = layer.plain.call(x.tensor, layer.plain.positions(x.tensor)).v
         # b m h n (query poses) (key poses) space, with the values m b n p c
         heads = torch.einsum("bmhqjpk,mbkpc->mbqhc", maps.flatten(-2), v)
         y = layer.plain.project_out(heads).transpose(1, 2).unflatten(2, (3, 2))
-        torch.testing.assert_close(y, layer(x).tensor)
+        if mask is not None:
+            assert (maps[:, :, :, 1].any(), maps[..., 2, 0].any()) == (False, False)
+            y = y.masked_fill(~mask[:, None], 0.0)
+        torch.testing.assert_close(y, layer(x, mask).tensor)
 
     def test_attention_maps_turn_with_the_image(self):
         layer = attention_for(PLANE["C4"](), size=3)
@@ -831,10 +838,38 @@ def test_a_stride_leaves_out_outputs(encoding, size, modes):
     torch.testing.assert_close(layer(x).tensor, own(x).tensor[:, :, ::2, ::2])
     torch.testing.assert_close(layer(x, mask).tensor, own(x, mask).tensor[:, :, ::2, ::2])
     assert layer.evaluate_output_shape(x.shape) == (2, fields.size, 3, 2)
-    maps = layer.attention_maps(x, [(1, -1)], poses=[0])
-    torch.testing.assert_close(maps, own.attention_maps(x, [(2, 2)], poses=[0]))
+    for hidden in (None, mask):
+        maps = layer.attention_maps(x, [(1, -1)], poses=[0], mask=hidden)
+        torch.testing.assert_close(maps, own.attention_maps(x, [(2, 2)], poses=[0], mask=hidden))
     with pytest.raises(ValueError, match="stride: got 2 on a grid of 4×5"):
         layer(random_field(fields, 4, 5))
+
+
+@pytest.mark.parametrize("size", [3, None])
+@pytest.mark.parametrize("space", [D4, sequence_space(C4.fibergroup)], ids=["D4", "sequence"])
+def test_a_stride_on_a_torus(size, space):
+    """Outputs of the layer without one, for the group and rolls by multiples; without a torus, or by others, not."""
+    fields = mixed(space)
+    options = {"head_fields": 4, "padding_mode": "circular"}
+    layer = drawn(GroupSelfAttention(fields, fields, 1, size, stride=3, **options))
+    own = drawn(GroupSelfAttention(fields, fields, 1, size, **options))
+    own.load_state_dict(layer.state_dict())
+    x = random_field(fields, *shape_of(space, 6), batch=1)
+    axes, middle = tuple(range(2, x.tensor.dim())), (..., *space.dimensionality * [slice(1, None, 3)])
+    for backend in ("reference", "blocked", "auto"):
+        layer.plain.backend = backend
+        torch.testing.assert_close(layer(x).tensor, own(x).tensor[middle])
+    assert layer(x).shape == layer.evaluate_output_shape(x.shape) == (1, fields.size, *shape_of(space, 2))
+    assert grid_error(layer, x) < 1e-10
+
+    def error_of_roll(step):
+        rolled = layer(fields(x.tensor.roll([step] * len(axes), axes))).tensor
+        return (rolled - layer(x).tensor.roll([1] * len(axes), axes)).abs().max()
+
+    assert error_of_roll(3) < 1e-12
+    assert error_of_roll(2) > 1e-5
+    with pytest.raises(ValueError, match="stride: got 3 on a torus of"):
+        layer(random_field(fields, *shape_of(space, 4)))
 
 
 @pytest.mark.sampled(8)
@@ -854,7 +889,9 @@ def test_other_grids_of_outputs_commute_with_the_group(name, encoding, resamplin
         assert grid_error(layer, x) > 1e-5
 
 
-@pytest.mark.parametrize("resampling", [{"stride": 2}, {"scale_factor": 2}], ids=str)
+@pytest.mark.parametrize(
+    "resampling", [{"stride": 2}, {"scale_factor": 2}, {"stride": 5, "padding_mode": "circular"}], ids=str
+)
 def test_programs_of_other_grids_of_outputs(resampling):
     """For any number of images; and gradients through a checkpoint."""
     fields = regular(C4, 1)
@@ -874,7 +911,7 @@ def test_options_that_outputs_elsewhere_do_not_have():
     fields, tokens = regular(C4, 1), regular(sequence_space(C4.fibergroup), 1)
     for types, options, message in (
         (fields, {"stride": 2, "scale_factor": 2}, "stride: got 2 with scale_factor"),
-        (fields, {"stride": 2, "padding_mode": "circular"}, "stride: got 2 with padding_mode"),
+        (fields, {"stride": 2, "padding_mode": "circular"}, "stride: got 2 with padding_mode.* odd"),
         (fields, {"scale_factor": 2, "dilation": 2}, "scale_factor: got 2 with dilation"),
         (tokens, {"stride": 2, "is_causal": True}, "stride: got 2 with causal"),
         (fields, {"stride": 0}, "stride: got 0"),

@@ -19,7 +19,13 @@ def written_out(layer, x):
     group = fibers(gspace)
     kernel = plain.kernel()
     outs, out_poses, ins, in_poses = kernel.shape[:4]
-    conv = [F.conv2d, F.conv3d][gspace.dimensionality - 2]
+    stride, padding, dilation, attention_dilation, circular = plain.geometry
+
+    def conv(x, kernel, padding, **options):
+        mode = "circular" if circular else "constant"
+        x = F.pad(x, 2 * gspace.dimensionality * (padding,), mode)
+        return [F.conv2d, F.conv3d][gspace.dimensionality - 2](x, kernel, **options)
+
     x = x.unflatten(1, (ins, in_poses))
     shared = min(out_poses, in_poses) == 1
     rows = []
@@ -28,19 +34,11 @@ def written_out(layer, x):
         for h in range(out_poses):
             total = 0
             for g in range(in_poses):
-                f = torch.cat(
-                    [
-                        conv(
-                            x[:, i, g, None],
-                            kernel[c, h, i, g][None, None],
-                            stride=plain.stride,
-                            padding=plain.padding,
-                            dilation=plain.dilation,
-                        )
-                        for i in range(ins)
-                    ],
-                    dim=1,
-                )
+                options = {"stride": stride, "dilation": dilation}
+                responses = [
+                    conv(x[:, i, g, None], kernel[c, h, i, g][None, None], padding, **options) for i in range(ins)
+                ]
+                f = torch.cat(responses, dim=1)
                 alpha = torch.ones_like(f)
                 relative = 0 if shared else int(group.quotient[h, g])
                 if plain.squeeze is not None:
@@ -52,8 +50,8 @@ def written_out(layer, x):
                     attended = alpha * f
                     statistics = torch.stack([attended.mean(1), attended.amax(1)], dim=1)
                     psi = plain.spatial()[c, h, :, g][None]
-                    padding = plain.attention_dilation * (psi.shape[-1] // 2)
-                    alpha = alpha * conv(statistics, psi, padding=padding, dilation=plain.attention_dilation).sigmoid()
+                    reach = attention_dilation * (psi.shape[-1] // 2)
+                    alpha = alpha * conv(statistics, psi, reach, dilation=attention_dilation).sigmoid()
                 if plain.squeeze is None and plain.spatial is None:
                     alpha = 0 * f if plain.residual else alpha
                 total = total + ((1 - alpha if plain.residual else alpha) * f).sum(1)
@@ -91,6 +89,8 @@ def test_values_and_gradients_are_those_of_the_formula(variant, residual):
         {"size": 1},
         {"bias": False},
         {"attention_size": 5},
+        {"padding_mode": "circular", "padding": 2, "dilation": 2, "attention_dilation": 2},
+        {"padding_mode": "circular", "size": 4, "stride": 2, "padding": 1},
     ],
 )
 @pytest.mark.parametrize("kinds", [("regular", "regular"), ("trivial", "regular"), ("regular", "trivial")])

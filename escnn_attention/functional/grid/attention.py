@@ -51,7 +51,7 @@ ON_GRIDS: Registry[GridCall] = Registry(
         "blocked": _portable,
         "native": _native,
         "triton": Backend(triton.attention, triton.why_unsupported, isolates_nonfinite=True),
-        "dense": Backend(dense.attention, dense.why_unsupported),
+        "dense": Backend(dense.attention, dense.why_unsupported, serves_two_sets=True),
         "linear": Backend(linear.attention, linear.why_unsupported, True, serves_two_sets=True, counts=True),
     },
     preference=lambda device: (*_PREFERENCE.get(device, ("blocked",)), "linear"),

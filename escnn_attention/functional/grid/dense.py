@@ -46,6 +46,8 @@ def why_unsupported(call: GridCall) -> str | None:
     if reason := why_no_kernel(call.q, call.dropout):
         return reason
     window = call.query_grid.window
+    if window.kernel_size is not None and not call.one_set:
+        return "it has no windows of keys on another grid"
     if window.causal and window.kernel_size is None:
         return "it has no mask of later times for global attention"
     if window.circular and window.kernel_size is not None:
@@ -73,18 +75,22 @@ def why_no_kernel(q: Tensor, dropout: float) -> str | None:
 
 def attention(call: GridCall) -> Tensor:
     """Attention by PyTorch's fused kernels: see :func:`escnn_attention.functional.attention`."""
-    grid = call.query_grid
-    return fused(call, grid.coordinates, grid.scale, grid)
+    positions = call.offsets
+    grid = call.query_grid if call.one_set else None
+    return fused(call, positions.coordinates, positions.scale, grid, positions.key_coordinates)
 
 
-def fused(call: Heads, points: Tensor, scale: float = 1.0, grid: Grid | None = None) -> Tensor:
-    """Fused attention of one set of positions.
+def fused(
+    call: Heads, points: Tensor, scale: float = 1.0, grid: Grid | None = None, key_points: Tensor | None = None
+) -> Tensor:
+    """Fused attention of one set of positions, or of one set to another.
 
     Args:
         call: after folding.
         points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions, in units of ``scale``.
         scale: their unit.
         grid: where the positions are one, which may have a window.
+        key_points: the positions of the keys, where these are others.
     """
     q, k, v = call.q, call.k, call.v
     num_poses, channels = call.bias.num_poses, q.shape[-1]
@@ -96,7 +102,7 @@ def fused(call: Heads, points: Tensor, scale: float = 1.0, grid: Grid | None = N
 
     def chunk(images: slice, poses: slice) -> Tensor:
         own = q[:, images, :, poses] if mode == "own" else q[:, images]
-        wide = widen(own, k[:, images], _of_poses(bias, poses), mode, points, scale, grid)
+        wide = widen(own, k[:, images], _of_poses(bias, poses), mode, points, scale, grid, key_points)
         return _attend(*wide, v[:, images], tiles, 1 / math.sqrt(channels), call.dropout)
 
     # The vectors that one output pose of one image takes: of queries and of keys.

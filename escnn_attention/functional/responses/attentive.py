@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from escnn_attention._precision import working_precision
 from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.memory import chunk_size
-from escnn_attention.functional.responses.convolution import convolve, views
+from escnn_attention.functional.responses.convolution import convolve, views, wrapped
 from escnn_attention.functional.responses.responses import Arguments, backward_pass, empty_result, forward_pass
 
 RESPONSES_PER_CHUNK = 2**20
@@ -39,13 +39,15 @@ class Geometry(NamedTuple):
 
     Attributes:
         stride, padding, dilation: of the convolution.
-        attention_dilation: of the kernel of spatial attention, which is padded with zeros.
+        attention_dilation: of the kernel of spatial attention, which keeps the grid.
+        circular: whether the grid, of outputs too, is a torus; else both are padded with zeros.
     """
 
     stride: int = 1
     padding: int = 0
     dilation: int = 1
     attention_dilation: int = 1
+    circular: bool = False
 
 
 _PLAIN = Geometry()
@@ -147,10 +149,9 @@ def written_out(call: Arguments) -> tuple[Tensor, Tensor | None, Tensor | None]:
         return responses.sum((3, 4)), channel, maps
     kernels = call.spatial.transpose(2, 3).flatten(0, 2)
     statistics = torch.stack([responses.mean(3), responses.amax(3)], dim=4)
+    options: dict[str, Any] = {"dilation": call.attention_dilation, "groups": len(kernels), "circular": call.circular}
     padding = call.attention_dilation * (kernels.shape[-1] // 2)
-    scores = convolve(
-        statistics.flatten(1, 4), kernels, padding=padding, dilation=call.attention_dilation, groups=len(kernels)
-    )
+    scores = convolve(statistics.flatten(1, 4), kernels, padding=padding, **options)
     maps = scores.unflatten(1, (fields, poses, in_poses)).sigmoid()
     return (maps * responses.sum(3)).sum(3), channel, maps
 
@@ -164,6 +165,8 @@ def _call(
     geometry: Geometry,
 ) -> Arguments:
     """The arguments of the operators, in the precision in which they work."""
+    if geometry.circular:
+        x, geometry = wrapped(x, geometry.padding, x.dim() - 2), geometry._replace(padding=0)
     exact = working_precision(kernel.dtype)
     tensors = (None if t is None else t.to(exact) for t in (x, kernel, squeeze, excite, spatial))
     fastest = RESPONSES_PER_CHUNK if x.device.type == "cpu" else _RESPONSES_PER_WIDE_CHUNK

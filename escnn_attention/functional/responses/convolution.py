@@ -11,10 +11,34 @@ from torch import Tensor
 from torch.nn.grad import conv2d_weight, conv3d_weight
 
 
+def wrapped(x: Tensor, padding: int, dimensions: int) -> Tensor:
+    """Features on a torus, the last ``dimensions`` axes, with so many positions of the other side at either end.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.responses.convolution import wrapped
+        >>> wrapped(torch.arange(3), 4, dimensions=1).tolist()
+        [2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+    """
+    if padding:
+        for axis in range(x.dim() - dimensions, x.dim()):
+            x = x.index_select(axis, torch.arange(-padding, x.shape[axis] + padding, device=x.device) % x.shape[axis])
+    return x
+
+
 def convolve(
-    x: Tensor, kernel: Tensor, *, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1
+    x: Tensor,
+    kernel: Tensor,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+    circular: bool = False,
 ) -> Tensor:
     """The convolution of PyTorch for as many dimensions as the kernel ``(out, in, *space)`` has.
+
+    The padding is zeros, or on a torus what is on its other side.
 
     Example:
         >>> import torch
@@ -23,13 +47,15 @@ def convolve(
         torch.Size([1, 3, 4, 4, 4])
     """
     convolution = {2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}[kernel.dim() - 2]
+    if circular:
+        x, padding = wrapped(x, padding, x.dim() - 2), 0
     return convolution(x, kernel, stride=stride, padding=padding, dilation=dilation, groups=groups)
 
 
-def depthwise(x: Tensor, kernels: Tensor, *, dilation: int) -> Tensor:
+def depthwise(x: Tensor, kernels: Tensor, *, dilation: int, circular: bool = False) -> Tensor:
     """Every channel of ``(B, C, *space)`` convolved with a kernel of its own, ``(C, 1, *kernel)``, of odd width.
 
-    The grid is padded with zeros and keeps its size.
+    The grid is padded with zeros, or is a torus, and keeps its size.
 
     Example:
         >>> import torch
@@ -39,12 +65,13 @@ def depthwise(x: Tensor, kernels: Tensor, *, dilation: int) -> Tensor:
                   [6., 9., 6.],
                   [4., 6., 4.]]]])
     """
-    if math.prod(x.shape[2:]) == 1:  # PyTorch takes longer for one position than for a hundred.
+    if math.prod(x.shape[2:]) == 1 and not circular:  # PyTorch takes longer for one position than for a hundred.
         return x * kernels.flatten(2)[:, :, kernels[0].numel() // 2].view(1, -1, *x.shape[2:])
-    return convolve(x, kernels, padding=dilation * (kernels.shape[-1] // 2), dilation=dilation, groups=len(kernels))
+    padding = dilation * (kernels.shape[-1] // 2)
+    return convolve(x, kernels, padding=padding, dilation=dilation, groups=len(kernels), circular=circular)
 
 
-def depthwise_kernels(x: Tensor, grad: Tensor, *, kernel_size: int, dilation: int) -> Tensor:
+def depthwise_kernels(x: Tensor, grad: Tensor, *, kernel_size: int, dilation: int, circular: bool = False) -> Tensor:
     """The gradient of the kernels of :func:`depthwise`.
 
     It is the input convolved with the gradient of the output, image by image: on a CPU that takes a twentieth of the
@@ -54,6 +81,7 @@ def depthwise_kernels(x: Tensor, grad: Tensor, *, kernel_size: int, dilation: in
         x: ``(n, B, C, *space)``, n inputs whose outputs were added.
         grad: ``(B, C, *space)``.
         kernel_size, dilation: of the kernels.
+        circular: whether the grid is a torus.
 
     Returns:
         ``(n, C, *kernel)``.
@@ -69,21 +97,23 @@ def depthwise_kernels(x: Tensor, grad: Tensor, *, kernel_size: int, dilation: in
         True
     """
     padding, dimensions = dilation * (kernel_size // 2), grad.dim() - 2
+    if circular:
+        x, padding = wrapped(x, padding, dimensions), 0
     if math.prod(grad.shape[2:]) == 1:
         seen = torch.nn.functional.pad(x, [padding] * (2 * dimensions))
         return (next(views(seen, 1, stride=dilation, dilation=1, dimensions=dimensions)) * grad).sum(1)
     if x.device.type != "cpu":
-        return _derived_kernels(x, grad, kernel_size=kernel_size, dilation=dilation)
+        return _derived_kernels(x, grad, kernel_size=kernel_size, dilation=dilation, padding=padding)
     kernels = grad.flatten(0, 1).unsqueeze(1)
     grads = convolve(x.flatten(1, 2), kernels, stride=dilation, padding=padding, groups=len(kernels))
     return grads.unflatten(1, grad.shape[:2]).sum(1)
 
 
-def _derived_kernels(x: Tensor, grad: Tensor, *, kernel_size: int, dilation: int) -> Tensor:
+def _derived_kernels(x: Tensor, grad: Tensor, *, kernel_size: int, dilation: int, padding: int) -> Tensor:
     """The gradient of the kernels of :func:`depthwise`, by PyTorch's own derivative of a convolution."""
     channels, dimensions = grad.shape[1], grad.dim() - 2
     derive = {2: conv2d_weight, 3: conv3d_weight}[dimensions]
-    options = {"padding": dilation * (kernel_size // 2), "dilation": dilation, "groups": channels}
+    options = {"padding": padding, "dilation": dilation, "groups": channels}
     shape = (channels, 1, *[kernel_size] * dimensions)
     return torch.stack([derive(images, shape, grad, **options).squeeze(1) for images in x])
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +32,8 @@ class Arguments(NamedTuple):
         excite: ``(out_fields, in_fields, out_poses, hidden, in_poses)``, or None.
         spatial: ``(out_fields, out_poses, 2, in_poses, *kernel)``, or None without spatial attention.
         stride, padding, dilation: of the convolution.
-        attention_dilation: of the kernel of spatial attention, which is padded with zeros.
+        attention_dilation: of the kernel of spatial attention, which keeps the grid.
+        circular: whether that kernel is on a torus, rather than padded with zeros.
         chunk: how many responses are worked on at once.
     """
 
@@ -45,6 +46,7 @@ class Arguments(NamedTuple):
     padding: int
     dilation: int
     attention_dilation: int
+    circular: bool
     chunk: int
 
     @property
@@ -163,15 +165,14 @@ class _Spatial:
     def __init__(self, call: _Call, pose: int, rows: slice, attended: Tensor):
         assert call.spatial is not None
         self.call, self.kernels, self.fields = call, call.spatial[pose, :, rows], len(attended)
-        self.dilation = call.arguments.attention_dilation
+        arguments = call.arguments
+        self.options: dict[str, Any] = {"dilation": arguments.attention_dilation, "circular": arguments.circular}
         self.total = attended.sum(0).transpose(0, 1)
         self.statistics = call.take("statistics", 2, *self.total.shape)
         torch.div(self.total, self.fields, out=self.statistics[0])
         self.statistics[1].copy_(attended.amax(0).transpose(0, 1))
         images = self.statistics.unflatten(-1, call.space)
-        mean, largest = (
-            depthwise(x, kernels, dilation=self.dilation) for x, kernels in zip(images, self.kernels, strict=True)
-        )
+        mean, largest = (depthwise(x, kernels, **self.options) for x, kernels in zip(images, self.kernels, strict=True))
         self.maps = mean.add_(largest).flatten(2).sigmoid_()
 
     def backward(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -184,12 +185,11 @@ class _Spatial:
         call = self.call
         of_scores = (grad * self.total * self.maps * (1 - self.maps)).unflatten(-1, call.space)
         images = self.statistics.unflatten(-1, call.space)
-        size, dilation = self.kernels.shape[-1], self.dilation
-        of_kernels = depthwise_kernels(images, of_scores, kernel_size=size, dilation=dilation).unsqueeze(2)
+        of_kernels = depthwise_kernels(images, of_scores, kernel_size=self.kernels.shape[-1], **self.options)
         flipped = self.kernels.flip(list(range(3, self.kernels.dim())))
-        of_mean, of_largest = (depthwise(of_scores, kernels, dilation=dilation).flatten(2) for kernels in flipped)
+        of_mean, of_largest = (depthwise(of_scores, kernels, **self.options).flatten(2) for kernels in flipped)
         of_each = of_mean.div_(self.fields).addcmul_(grad, self.maps)
-        return of_kernels, of_each.transpose(0, 1), of_largest.transpose(0, 1)
+        return of_kernels.unsqueeze(2), of_each.transpose(0, 1), of_largest.transpose(0, 1)
 
 
 class _Chunk:

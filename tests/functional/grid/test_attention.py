@@ -291,7 +291,9 @@ def test_attention_on_tori_compiles_to_one_graph(name):
         (Window(3), 1, True, "triton"),
         (Window(3), 2, True, "blocked"),
         (Window(), 2, True, "blocked"),
-        (Window(), 2, False, "blocked"),
+        (Window(), 2, False, "dense"),
+        (Window(3), 2, False, "blocked"),
+        (Window(None, "causal square"), 1, False, "triton"),
         (Window(3, "circular square"), 1, True, "triton"),
         (Window(None, "circular square"), 1, True, "triton"),
         (Window(None, "circular square"), 1, False, "dense"),
@@ -299,7 +301,7 @@ def test_attention_on_tori_compiles_to_one_graph(name):
     ids=str,
 )
 def test_what_cuda_would_take(window, spacing, table, expected, monkeypatch):
-    """Its backends refuse keys on another grid, whatever they can run on."""
+    """Triton's kernels refuse keys on another grid; fused attention takes them without a window."""
     monkeypatch.setattr(triton, "why_not_run", lambda device: None)
     monkeypatch.setattr(dense, "why_no_kernel", lambda q, dropout: None)
     monkeypatch.setattr(ON_GRIDS, "preference", lambda device: ("triton", "dense", "blocked"))
@@ -311,7 +313,7 @@ def test_what_cuda_would_take(window, spacing, table, expected, monkeypatch):
         rows = len(call.offsets.averaged(call.offsets.offsets))
         call = GridCall(q, k, k, PositionalBias(2, torch.randn(1, 2, rows, 4)), grid, keys)
     assert ON_GRIDS.plan(call, "auto").name == expected
-    for name in ("triton", "dense"):
-        if spacing == 2:
-            with pytest.raises(ValueError, match="keys have other positions"):
+    if expected == "blocked":
+        for name, reason in (("triton", "keys have other positions"), ("dense", "windows of keys|factorises")):
+            with pytest.raises(ValueError, match=reason):
                 ON_GRIDS.compute(call, name)

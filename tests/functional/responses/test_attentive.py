@@ -65,6 +65,8 @@ def formula(tensors, geometry):
         {"in_poses": 1},
         {"out_poses": 1, "ins": 1},
         {"dimensions": 3, "size": 4, "padding": 1, "batch": 1},
+        {"circular": True, "padding": 1, "attention_dilation": 2},
+        {"circular": True, "kernel": 2, "stride": 2, "size": 2, "window": 5},
     ],
 )
 def test_values_and_gradients(kind, options):

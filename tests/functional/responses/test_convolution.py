@@ -19,20 +19,28 @@ from escnn_attention.functional.responses.convolution import (
     [(n, k, d, 2) for n in (1, 2, 3, 7) for k, d in ((1, 1), (3, 1), (3, 2), (7, 1), (5, 3))]
     + [(n, 3, d, 3) for n in (1, 2, 3) for d in (1, 2)],
 )
-def test_depthwise_and_the_gradient_of_its_kernels(size, kernel_size, dilation, dimensions):
+@pytest.mark.parametrize("circular", [False, True])
+def test_depthwise_and_the_gradient_of_its_kernels(size, kernel_size, dilation, dimensions, circular):
     torch.manual_seed(0)
     x = torch.randn(2, 3, 4, *[size] * dimensions, dtype=torch.float64)
     kernels = torch.randn(2, 4, 1, *[kernel_size] * dimensions, dtype=torch.float64, requires_grad=True)
+    padding, seen = dilation * (kernel_size // 2), x
+    if circular:  # so many tori side by side, and what is around the one in the middle
+        around = -(-padding // size)
+        middle = slice(around * size - padding, around * size + size + padding)
+        seen, padding = x.repeat(1, 1, 1, *dimensions * [2 * around + 1])[(..., *dimensions * [middle])], 0
     expected = sum(
-        convolve(i, k, padding=dilation * (kernel_size // 2), dilation=dilation, groups=4)
-        for i, k in zip(x, kernels, strict=True)
+        convolve(i, k, padding=padding, dilation=dilation, groups=4) for i, k in zip(seen, kernels, strict=True)
     )
-    y = sum(depthwise(i, k, dilation=dilation) for i, k in zip(x, kernels, strict=True))
+    y = sum(depthwise(i, k, dilation=dilation, circular=circular) for i, k in zip(x, kernels, strict=True))
     torch.testing.assert_close(y, expected)
     grad = torch.randn_like(y)
     (expected_grad,) = torch.autograd.grad(expected, kernels, grad)
-    for function in (depthwise_kernels, _derived_kernels):
-        got = function(x, grad, kernel_size=kernel_size, dilation=dilation)
+    options = {"kernel_size": kernel_size, "dilation": dilation}
+    for got in (
+        depthwise_kernels(x, grad, circular=circular, **options),
+        _derived_kernels(seen, grad, padding=padding, **options),
+    ):
         torch.testing.assert_close(got, expected_grad.squeeze(2))
 
 
