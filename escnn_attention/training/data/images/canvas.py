@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from escnn_attention.training.data.base import at_least, integers, one_of
 from escnn_attention.training.data.images.base import ImagesInMemory, PublishedImages, rotate_images
-from escnn_attention.training.data.images.digits import Digits
+from escnn_attention.training.data.images.digits import SIZE, Digits
 from escnn_attention.training.data.images.mnist import MNIST
 from escnn_attention.training.data.images.rotmnist import RotMNIST
 from escnn_attention.training.errors import UserError
 
 DigitSource = Literal["digits", "mnist", "rotmnist"]
 
-_DIGITS_SIZE = 16  # of the digits of scikit-learn
+_CROP = 3  # off each side of MNIST's images: 1 % of the ink is there
 _PARTS = ("train", "valid", "test")
 _TRIALS = 200  # to place all digits of a canvas
 
@@ -29,13 +29,15 @@ class DigitCanvas(PublishedImages):
     """Digits at random places of a black canvas, and for each pixel its class: 0 is the background, c + 1 the digit c.
 
     Canvases are made once, from the images of each part of a data set of digits with the ``seed`` of the canvases.
-    Digits do not overlap. A pixel belongs to a digit where that is at least half as bright as white.
+    Digits do not overlap. A pixel at least half as bright as white belongs to the digit in whose square it is.
 
     Args:
         size: the side of a canvas in pixels.
         digits: the number of digits on each.
-        source: the digits: ``"digits"``, those of scikit-learn, on 16×16 pixels, which need no files; ``"mnist"`` or
-            ``"rotmnist"``, which are looked for in ``folder``.
+        source: the digits: ``"digits"``, those of scikit-learn, which need no files; ``"mnist"`` or ``"rotmnist"``,
+            which are looked for in ``folder``.
+        digit_size: the side of a digit in pixels. Of MNIST's images the middle 22×22 are shrunk to it, with
+            antialiasing.
         num_train, num_valid, num_test: the numbers of canvases.
         rotate_test: whether each test canvas is rotated about its centre by an angle of its own.
         canvas_seed: of places, choices of digits and angles.
@@ -43,8 +45,8 @@ class DigitCanvas(PublishedImages):
             not among them: it would not rotate the classes.
 
     Raises:
-        UserError: an unknown source, a canvas that is too small for its digits, ``rotate_train``, or as
-            :class:`~.base.PublishedImages` raises.
+        UserError: an unknown source, a canvas that is too small for its digits, digits larger than those of MNIST or
+            smaller than 8, ``rotate_train``, or as :class:`~.base.PublishedImages` raises.
 
     In a configuration file::
 
@@ -71,6 +73,7 @@ class DigitCanvas(PublishedImages):
         size: int = 48,
         digits: int = 3,
         source: DigitSource = "digits",
+        digit_size: int = 16,
         num_train: int = 2000,
         num_valid: int = 300,
         num_test: int = 600,
@@ -81,18 +84,21 @@ class DigitCanvas(PublishedImages):
         super().__init__(**options)
         one_of(get_args(DigitSource), source=source)
         counts = {"num_train": num_train, "num_valid": num_valid, "num_test": num_test, "digits": digits}
-        integers(size=size, canvas_seed=canvas_seed, **counts)
+        integers(size=size, digit_size=digit_size, canvas_seed=canvas_seed, **counts)
         at_least(1, **counts)
         at_least(0, canvas_seed=canvas_seed)
+        at_least(SIZE, digit_size=digit_size)
         if self.rotate_train:
             raise UserError("rotate_train: got a rotation of the images alone, needed 0: classes of pixels stay")
-        self.source_name, self.size, self.digits = source, size, digits
+        self.source_name, self.size, self.digits, self.digit_size = source, size, digits, digit_size
         self.numbers = dict(zip(_PARTS, (num_train, num_valid, num_test), strict=True))
         self.rotate_test, self.canvas_seed = rotate_test, canvas_seed
         self.digit_data = self._data_of_digits(options.get("folder"), self.download)
+        if digit_size > self.digit_data.size:
+            raise UserError(f"digit_size: got {digit_size}, needed at most {self.digit_data.size}, that of {source!r}")
         # Digits stay inside when the canvas is rotated.
-        self._reach = size / 2 - self.digit_data.size / math.sqrt(2)
-        self._places(np.random.default_rng(0), self.digit_data.size)
+        self._reach = size / 2 - digit_size / math.sqrt(2)
+        self._places(np.random.default_rng(0))
 
     @property
     def files(self) -> str:  # type: ignore[override]
@@ -101,7 +107,7 @@ class DigitCanvas(PublishedImages):
 
     def _data_of_digits(self, folder: Path | None, download: bool) -> PublishedImages:
         if self.source_name == "digits":
-            return Digits(_DIGITS_SIZE)
+            return Digits(self.digit_size)
         kind: type[MNIST] | type[RotMNIST] = MNIST if self.source_name == "mnist" else RotMNIST
         return kind(folder=folder, download=download)
 
@@ -120,27 +126,31 @@ class DigitCanvas(PublishedImages):
     def _canvases(self, part: str, source: ImagesInMemory) -> ImagesInMemory:
         """The canvases of a part, with the class of every pixel."""
         generator = np.random.default_rng((self.canvas_seed, _PARTS.index(part)))
-        number, side = self.numbers[part], self.digit_data.size
+        number, side, white = self.numbers[part], self.digit_size, self.digit_data.white
+        crop = 0 if self.source_name == "digits" else _CROP
         images = torch.zeros(number, 1, self.size, self.size, dtype=torch.uint8)
-        labels = torch.zeros(number, self.size, self.size, dtype=torch.long)
-        white = self.digit_data.white
+        squares = torch.zeros(number, self.size, self.size, dtype=torch.long)  # the class of the digit in each
         for canvas in range(number):
             chosen = generator.integers(len(source), size=self.digits)
-            places = self._places(generator, side)
+            places = self._places(generator)
             digits, classes = source.take(chosen.tolist())
             assert classes is not None
-            for digit, kind, (row, column) in zip(digits, classes, places, strict=True):
+            digits = digits[..., crop:-crop, crop:-crop] if crop else digits
+            digits = nn.functional.interpolate(
+                digits.to(torch.float32) * (255 / white), (side, side), mode="bicubic", antialias=True
+            )
+            for digit, kind, (row, column) in zip(_bytes(digits), classes, places, strict=True):
                 area = (slice(row, row + side), slice(column, column + side))
-                images[(canvas, 0, *area)] = (digit[0].to(torch.int64) * 255 // white).to(torch.uint8)
-                labels[(canvas, *area)] = torch.where(2 * digit[0].to(torch.int64) >= white, kind + 1, 0)
+                images[(canvas, 0, *area)] = digit[0]
+                squares[(canvas, *area)] = kind + 1
         if part == "test" and self.rotate_test:
             angles = torch.from_numpy(generator.uniform(0, 2 * math.pi, number))
-            images = rotate_images(images, angles).round_().clamp_(0, 255).to(torch.uint8)
-            labels = _rotated_classes(labels, angles)
-        return ImagesInMemory(images, labels)
+            images, squares = _bytes(rotate_images(images, angles)), _rotated_classes(squares, angles)
+        return ImagesInMemory(images, torch.where(images[:, 0] >= 128, squares, 0))
 
-    def _places(self, generator: np.random.Generator, side: int) -> list[tuple[int, int]]:
+    def _places(self, generator: np.random.Generator) -> list[tuple[int, int]]:
         """The upper left corners of the digits of a canvas, which do not overlap."""
+        side = self.digit_size
         for _ in range(_TRIALS if self._reach >= 0 else 0):
             found: list[tuple[int, int]] = []
             for _ in range(20 * self.digits):
@@ -154,8 +164,12 @@ class DigitCanvas(PublishedImages):
         raise UserError(f"size: got {self.size}, needed a larger canvas for {self.digits} digits of {side} pixels")
 
 
+def _bytes(images: Tensor) -> Tensor:
+    return images.round().clamp(0, 255).to(torch.uint8)
+
+
 def _rotated_classes(labels: Tensor, angles: Tensor) -> Tensor:
-    """Classes ``(N, size, size)``, each of the nearest pixel of the rotated canvas."""
+    """Classes ``(N, size, size)``, each that of the nearest pixel before the rotation."""
     cos, sin, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
     theta = torch.stack([cos, -sin, zero, sin, cos, zero], 1).view(-1, 2, 3)
     grid = nn.functional.affine_grid(theta, [len(labels), 1, *labels.shape[1:]], align_corners=True)

@@ -1,9 +1,11 @@
 """Canvases of several digits."""
 
+import numpy as np
 import pytest
 import torch
 
 from escnn_attention.training import DigitCanvas
+from escnn_attention.training.data.images import mnist
 from escnn_attention.training.data.images.canvas import _rotated_classes
 from escnn_attention.training.data.images.digits import read
 from escnn_attention.training.errors import UserError
@@ -31,6 +33,21 @@ def test_pixels_have_the_class_of_their_digit():
             assert torch.equal(mark, torch.where(2 * window.long() >= 255, label + 1, 0))
 
 
+def test_digits_of_mnist_are_cut_and_shrunk_without_aliasing(tmp_path, monkeypatch):
+    monkeypatch.setattr(mnist, "_NUM_VALID", 2)
+    stripes = np.full((5, 28, 28), 255, np.uint8)
+    stripes[:, 3:25, 3:25:2] = 0
+    arrays = {f"{part}_images": stripes for part in ("train", "test")}
+    arrays |= {f"{part}_labels": np.full(5, 7) for part in ("train", "test")}
+    np.savez(tmp_path / mnist.NPZ, **arrays)
+    source = canvases(source="mnist", folder=tmp_path, digit_size=12)
+    digits = source.images[source.images > 0].double()
+    assert len(digits) == 6 * 3 * 12**2
+    assert abs(digits.mean() - 127.5) < 2
+    assert digits.max() < 200  # single pixels would be white
+    assert torch.equal(source.labels, torch.where(source.images[:, 0] >= 128, 8, 0))
+
+
 def test_canvases_follow_from_the_seed():
     first, second = canvases(), canvases()
     assert torch.equal(first.images, second.images)
@@ -42,9 +59,9 @@ def test_test_canvases_are_rotated_with_their_classes():
     upright, rotated = canvases("test"), canvases("test", rotate_test=True)
     assert not torch.equal(upright.images, rotated.images)
     assert torch.equal(canvases(rotate_test=True).images, canvases().images)
-    # Bright pixels stay those of digits.
-    bright = rotated.images[:, 0].long() >= 160
-    assert (rotated.labels[bright] > 0).double().mean() > 0.95
+    bright = rotated.images[:, 0] >= 128
+    assert (rotated.labels[bright] > 0).double().mean() > 0.99
+    assert not rotated.labels[~bright].any()
     assert (upright.labels[bright] > 0).double().mean() < 0.7
 
 
@@ -66,6 +83,10 @@ def test_batches():
 def test_what_does_not_fit():
     with pytest.raises(UserError, match=r"size: .*larger"):
         DigitCanvas(size=24)
+    with pytest.raises(UserError, match="digit_size"):
+        DigitCanvas(digit_size=7)
+    with pytest.raises(UserError, match=r"digit_size: got 29.*28"):
+        DigitCanvas(source="mnist", digit_size=29, size=200)
     with pytest.raises(UserError, match="source"):
         DigitCanvas(source="letters")
     with pytest.raises(UserError, match="rotate_train"):
