@@ -167,16 +167,26 @@ def attended(
 
 
 class BatchNorm(InnerBatchNorm):
-    """escnn's batch norm with one statistic per field, also for an empty batch, in which escnn cannot count fields."""
+    """escnn's batch norm with one statistic per field, also for an empty batch, in which escnn cannot count fields.
+
+    Its slices are numbers of Python: those that escnn reads from tensors break graphs of ``torch.compile``.
+    """
+
+    def __init__(self, in_type: FieldType, **options: Any):
+        super().__init__(in_type, **options)
+        self._slices = {n: self._buffers[f"indices_{n}"].tolist() for n, alone in self._contiguous.items() if alone}
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
-        x = input.tensor
-        if len(x):
-            return super().forward(input)
-        # In an empty batch the order of the channels does not matter.
-        norms = {size: getattr(self, f"batch_norm_[{size}]") for size in self._contiguous}
-        parts = [norm(x[:, : n * norm.num_features].unflatten(1, (-1, n))).flatten(1, 2) for n, norm in norms.items()]
-        return GeometricTensor(torch.cat(parts, dim=1), self.out_type)
+        assert input.type == self.in_type
+        x, y = input.tensor, torch.empty_like(input.tensor)
+        for n in self._contiguous:
+            channels = slice(*self._slices[n]) if n in self._slices else self._buffers[f"indices_{n}"]
+            of_fields = self._modules[f"batch_norm_[{n}]"](x[:, channels].unflatten(1, (-1, n))).flatten(1, 2)
+            if len(self._contiguous) == 1:
+                y = of_fields
+            else:
+                y[:, channels] = of_fields
+        return GeometricTensor(y, self.out_type, input.coords)
 
 
 def norm_and_relu(in_type: FieldType) -> OrderedDict[str, EquivariantModule]:

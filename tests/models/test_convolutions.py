@@ -8,13 +8,23 @@ import torch
 import torch.nn.functional as F
 from escnn import gspaces
 from escnn.group import cyclic_group
-from escnn.nn import FieldType, IdentityModule, ReLU
+from escnn.nn import FieldType, IdentityModule, InnerBatchNorm, ReLU
 from hypothesis import given
 from hypothesis import strategies as st
 
 from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, PoseAttention, equivariance_report
-from escnn_attention.models import AllCNNC, DenseBlock, GroupCNN, GroupDenseNet, ResidualBlock, ResNet44
+from escnn_attention.models import (
+    AllCNNC,
+    DenseBlock,
+    FieldUNet,
+    GroupCNN,
+    GroupDenseNet,
+    HybridNet,
+    ResidualBlock,
+    ResNet44,
+)
 from escnn_attention.models.convolutions import (
+    BatchNorm,
     attended,
     check_attention,
     draw_as_published,
@@ -68,6 +78,46 @@ def test_an_unknown_attention_is_refused():
         check_attention("all")
     with pytest.raises(ValueError, match="attention: got 'all'"):
         attended(FIELDS, FIELDS, 3, "all")
+
+
+@pytest.mark.sampled(1, of="compiled modules")
+@pytest.mark.parametrize("network", [HybridNet, FieldUNet])
+@pytest.mark.parametrize("training", [True, False])
+def test_networks_with_convolutions_of_escnn_compile_to_one_graph(network, training):
+    outline = {"widths": (1, 1), "convolutions": (1, 1), "attention": (0, 1), "num_heads": 1}
+    net = network(P4, 1, 1, **outline).double().train(training)
+    x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
+    x = x if network is HybridNet else net.in_type(x)
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+
+    def results():
+        net.load_state_dict(before)
+        with torch.set_grad_enabled(training):
+            y = net(x) if network is HybridNet else net(x).tensor
+        return [y, *(torch.autograd.grad(y.square().sum(), list(net.parameters())) if training else ())]
+
+    expected = results()
+    torch.compiler.reset()
+    net.compile(backend="eager", fullgraph=True)
+    torch.testing.assert_close(results(), expected)
+    with pytest.raises(Exception, match="data-dependent"):  # slices of escnn's own norm
+        torch.compile(InnerBatchNorm(FIELDS), backend="eager", fullgraph=True)(
+            FIELDS(torch.randn(2, FIELDS.size, 3, 3))
+        )
+
+
+def test_batch_norm_is_that_of_escnn():
+    """Of fields of one size, of several, and where those of a size lie apart."""
+    trivial, regular = P4.trivial_repr, P4.regular_repr
+    for representations in ([regular, regular], [trivial, regular, regular], [regular, trivial, regular]):
+        fields = FieldType(P4, representations)
+        ours, theirs = BatchNorm(fields), InnerBatchNorm(fields)
+        theirs.load_state_dict(ours.state_dict())
+        x = fields(torch.randn(3, fields.size, 4, 4))
+        for _ in range(2):
+            assert torch.equal(ours(x).tensor, theirs(x).tensor)
+            ours.eval(), theirs.eval()
+        assert ours(fields(x.tensor[:0])).tensor.shape == (0, fields.size, 4, 4)
 
 
 def test_norm_and_relu():
