@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from escnn.gspaces import GSpace
@@ -245,14 +245,15 @@ def on_fields(
 
 
 def watch(
-    run: Callable[[], object], modules: Mapping[str, torch.nn.Module], *, inputs: bool = False
-) -> dict[str, object]:
+    run: Callable[[], object], modules: Mapping[str, torch.nn.Module], *, inputs: bool | Literal["all"] = False
+) -> dict[str, Any]:
     """The results of modules, or their inputs, while ``run`` is called.
 
     Args:
         run: calls a network.
         modules: the modules to watch, by any names.
-        inputs: whether to catch the first argument of a module and not its result.
+        inputs: whether to catch the first argument of a module and not its result; ``"all"`` for all arguments, as a
+            tuple and a dictionary.
 
     Returns:
         By name, in the order in which the modules were entered (``inputs``) or left, without those that are not called;
@@ -265,11 +266,12 @@ def watch(
         >>> watch(lambda: network(torch.tensor([-1.0, 2.0])), {"activation": network[0]})
         {'activation': tensor([0., 2.])}
     """
-    caught: dict[str, object] = {}
+    caught: dict[str, Any] = {}
 
     def entering(name: str) -> Callable[..., None]:
         def hook(module: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            caught.setdefault(name, _copy(next(iter((*arguments, *named.values())), None)))
+            every = tuple(map(_copy, arguments)), {key: _copy(value) for key, value in named.items()}
+            caught.setdefault(name, every if inputs == "all" else next(iter((*every[0], *every[1].values())), None))
 
         return hook
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ from escnn.gspaces import GSpace
 from escnn.nn import GeometricTensor
 from torch import Tensor
 
-from escnn_attention.equivariance.inspection import evaluating, find_layers
+from escnn_attention.equivariance.inspection import evaluating, find_layers, watch
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn import PointAttentiveConv, PointSelfAttention
@@ -232,26 +232,14 @@ def transformed_cloud(x: GeometricTensor, element: GroupElement) -> GeometricTen
 
 def calls_of_layers(
     model: torch.nn.Module, x: GeometricTensor, edge_index: Tensor | None, layers: dict[str, PointLayer]
-) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+) -> dict[str, Any]:
     """The arguments with which the model calls its layers, for the first time.
 
     Raises:
         ValueError: it does not call one, or calls one with other points.
     """
-    caught: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-
-    def entering(name: str) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            caught.setdefault(name, (tuple(map(_copy, arguments)), {key: _copy(v) for key, v in named.items()}))
-
-        return hook
-
-    handles = [layer.register_forward_pre_hook(entering(name), with_kwargs=True) for name, layer in layers.items()]
-    try:
-        model(x) if edge_index is None else model(x, edge_index=edge_index)
-    finally:
-        for handle in handles:
-            handle.remove()
+    edges = {} if edge_index is None else {"edge_index": edge_index}
+    caught = watch(lambda: model(x, **edges), layers, inputs="all")
     for name in layers:
         if name not in caught:
             raise ValueError(f"layers: the {type(model).__name__} does not call {name!r}")
@@ -261,13 +249,6 @@ def calls_of_layers(
                 f"layers: {name!r} is called with {len(arrived.tensor)} points, needed the {len(x.tensor)} of x"
             )
     return caught
-
-
-def _copy(value: object) -> object:
-    """A copy of fields, which a later module may change in place."""
-    if isinstance(value, GeometricTensor):
-        return GeometricTensor(value.tensor.detach().clone(), value.type, value.coords)
-    return value
 
 
 @torch.no_grad()

@@ -96,6 +96,8 @@ def test_the_first_call_counts_and_copies_are_kept():
     caught = watch(lambda: (relu(input=x), relu(x + 5)), {"relu": relu}, inputs=True)
     assert caught["relu"].tolist() == [-1.0, 2.0]
     assert x.tolist() == [0.0, 2.0]
+    arguments, named = watch(lambda: relu(input=x), {"relu": relu}, inputs="all")["relu"]
+    assert (arguments, list(named), named["input"].tolist()) == ((), ["input"], [0.0, 2.0])
 
     def fails():
         raise KeyError
