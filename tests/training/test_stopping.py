@@ -33,6 +33,14 @@ FINISHED = {"fit": 2, "compare": 1}
 """The epochs that are finished when a signal comes."""
 
 
+@pytest.fixture(autouse=True)
+def _interruptible():
+    """What is started in the background ignores SIGINT, and so do its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def run(arguments, output, ready):
     """Run a command that says when it is in the midst of its work, and then takes its time."""
     command = arguments[0]
