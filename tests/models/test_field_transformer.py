@@ -178,6 +178,7 @@ def test_masked_memory_reaches_nothing(name):
     assert not gradients[0].masked_select(mask.unsqueeze(1)).any()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["encoded image", "sequence", "points"])
 def test_a_memory_passes_through_exports_folders_and_checkpoints(name, tmp_path):
     network, x, others = decoder(name)

@@ -161,7 +161,19 @@ def test_options_that_cannot_be_met(tiny, change, message):
         compare(replace(tiny, **change))
 
 
-def test_networks_side_by_side_are_those_of_one_after_the_other(tiny, compared, listener, one_thread):
+@pytest.fixture
+def _forks(monkeypatch):
+    """New processes import for seconds."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("needs fork")
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", {"spawn": fork, "fork": fork}.__getitem__)
+
+
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.exhaustive)])
+def test_networks_side_by_side_are_those_of_one_after_the_other(tiny, listener, one_thread, start, request):
+    if start == "fork":
+        request.getfixturevalue("_forks")
     both = replace(tiny, networks=("cnn", "steerable"))
     one_by_one = compare(both).results
     apart = replace(both, output=tiny.folder.with_name("apart"), jobs=2)
@@ -247,15 +259,6 @@ def fail(folder, name, report):
     if name == "wrong":
         raise UserError("a wrong option")
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.fixture
-def _forks(monkeypatch):
-    """New processes import for seconds: those of `compare` are tested with it."""
-    if "fork" not in multiprocessing.get_all_start_methods():
-        pytest.skip("needs fork")
-    fork = multiprocessing.get_context("fork")
-    monkeypatch.setattr(multiprocessing, "get_context", {"spawn": fork, "fork": fork}.__getitem__)
 
 
 @pytest.mark.usefixtures("_forks")
