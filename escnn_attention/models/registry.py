@@ -27,6 +27,7 @@ from escnn_attention.models.pretrained import (
     from_folder,
     read_configuration,
 )
+from escnn_attention.models.vision_transformer import VisionTransformer
 from escnn_attention.models.weights_file import WEIGHTS
 
 _WEIGHTS = Path(__file__).with_name("weights")
@@ -81,6 +82,14 @@ _CANVAS = {
     "kernel_size": 5,
     "block": {"keys": "own", "encoding": "convolutional"},
 }
+_OCTIC_SMALL = {
+    "in_channels": 3,
+    "num_classes": 1000,
+    "image_size": 224,
+    "patch_size": 16,
+    "fields": 48,
+    "num_heads": 6,
+}
 _WITHOUT_WEIGHTS = {
     "all-cnn-c-cifar10": _Named(AllCNNC.cifar10, _rotations),
     "attentive-all-cnn-c-cifar10": _Named(AllCNNC.cifar10, _rotations, {"attention": "features"}),
@@ -92,6 +101,7 @@ _WITHOUT_WEIGHTS = {
     "field-unet-digits": _Named(FieldUNet, lambda: gspaces.rot2dOnR2(8), _CANVAS),
     "gsa-net-cifar10": _Named(GSANet.cifar10, gspaces.flip2dOnR2),
     "gsa-net-pcam": _Named(GSANet.patch_camelyon, _rotations_and_flips),
+    "octic-vit-small-imagenet": _Named(VisionTransformer, _rotations_and_flips, _OCTIC_SMALL),
     "p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations),
     "point-transformer-modelnet40": _Named(PointTransformer, gspaces.octaOnR3, _SOLIDS),
     "point-transformer-qm9": _Named(PointTransformer, gspaces.octaOnR3, _MOLECULES),

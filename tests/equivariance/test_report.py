@@ -21,7 +21,7 @@ from escnn_attention import (
 )
 from escnn_attention.equivariance.features import features_on_grid
 from escnn_attention.equivariance.report import convolution_beside, inner_layers
-from escnn_attention.models import EquivariantClassifier, ResidualBlock
+from escnn_attention.models import EquivariantClassifier, FieldUNet, ResidualBlock
 from tests import spaces
 
 
@@ -112,6 +112,26 @@ def test_strides_are_found_with_the_sizes_at_which_they_are_exact(strided):
     assert "exact at 7×7, 9×9" in str(report)
     assert_equivariant(strided, (1, 4, 9, 9))
     assert equivariance_report(strided, (1, 4, 9, 9)).exact_sizes == {}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("stride", [2, 3])
+@pytest.mark.parametrize("size", range(5, 11))
+def test_the_sizes_that_are_named_are_those_at_which_the_network_is_exact(stride, size):
+    space = gspaces.rot2dOnR2(4)
+    vectors = nn.FieldType(space, [space.irrep(1)])
+    unet = FieldUNet(space, vectors, vectors, widths=(1, 1), convolutions=1, attention=(0, 0))  # at every size
+    network = nn.SequentialModule(unet, nn.R2Conv(vectors, vectors, 3, padding=1, stride=stride))
+    report = equivariance_report(network, (1, 2, size, size))
+    exact = [n for n in range(1, 15) if (n - 1) % stride == 0]
+    if size in exact:
+        assert report.exact_sizes == {}
+        assert report.relative_error < 1e-10
+        return
+    near = max(n for n in exact if n < size), min(n for n in exact if n > size)
+    assert report.exact_sizes == {"1 (R2Conv)": tuple((n, n) for n in near)}
+    assert report.relative_error > 1e-3
+    assert all(equivariance_report(network, (1, 2, n, n), layers=False).relative_error < 1e-10 for n in near)
 
 
 def test_names_a_module_that_is_not_sequential_by_its_class(c4):

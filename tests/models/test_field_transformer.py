@@ -265,3 +265,25 @@ def test_bad_arguments():
         head()(spaces.random_field(ACTION, 5))
     with pytest.raises(ValueError, match=r"condition: FieldTransformer .*has none"):
         head(condition=None)(spaces.random_field(ACTION, 5), condition=torch.randn(2, N).double())
+    network, x, c = head(), spaces.random_field(ACTION, 5), torch.randn(2, N).double()
+    others = sequence_space(group.cyclic_group(4))
+    for arguments, error, message in (
+        ((spaces.random_field(FieldType(others, [others.irrep(1)]), 5), None, c), ValueError, "input: .*gspace"),
+        ((x, None, c[:, 1:]), ValueError, "condition: got .*2, 3"),
+        ((x, None, c[:1]), ValueError, "condition: got .*1, 4"),
+        ((x, None, c.float()), TypeError, "condition: got .*float32"),
+        ((x, None, "step"), TypeError, "condition: got str"),
+        ((x, None, c, torch.ones(2, 4, dtype=torch.bool)), ValueError, r"mask: got shape .*needed \(2, 5\)"),
+        ((x.tensor, None, c), TypeError, "input: .*Tensor"),
+    ):
+        with pytest.raises(error, match=message):
+            network(*arguments)
+    for options, error, message in (
+        ({"num_heads": 3}, ValueError, "num_heads"),
+        ({"fields": 0}, ValueError, "fields"),
+        ({"num_decoder_layers": 0}, ValueError, "num_decoder_layers"),
+        ({"kernel_size": 4}, ValueError, "kernel_size: .*odd"),
+        ({"out_type": FieldType(others, [others.irrep(1)])}, ValueError, "gspace"),
+    ):
+        with pytest.raises(error, match=message):
+            head(**options)

@@ -141,6 +141,40 @@ def test_features_of_a_backbone():
     assert [names[level["module"]][-1].out_type.size for level in backbone.feature_info] == [4, 8, 16]
 
 
+@pytest.mark.parametrize("patch_size", [None, 2])
+def test_a_pyramid_of_a_detector_takes_a_backbone(patch_size):
+    """The maps, by name as timm and torchvision give them, in lateral maps and a head over all levels."""
+    space = gspaces.rot2dOnR2(4)
+    backbone = network_on(space, features_only=True, widths=(1, 2, 1), attention=(0, 0, 1), patch_size=patch_size)
+    info = backbone.feature_info
+    lateral = torch.nn.ModuleList(torch.nn.Conv2d(n, 3, 1) for n in info.channels()).double()
+
+    def pyramid(x):
+        maps = [convolution(m) for convolution, m in zip(lateral, backbone(x), strict=True)]
+        for m, reduction in zip(maps, info.reduction(), strict=True):
+            assert m.shape[2:] == (16 // reduction, 16 // reduction)
+        for i in range(len(maps) - 1, 0, -1):
+            maps[i - 1] = maps[i - 1] + torch.nn.functional.interpolate(maps[i], scale_factor=2)
+        return maps
+
+    def poses_alike():
+        with torch.no_grad():
+            for convolution, fields in zip(lateral, backbone._types, strict=True):
+                convolution.weight.copy_(
+                    convolution.weight.view(3, len(fields), -1).mean(2).repeat_interleave(4, 1)[..., None, None]
+                )
+
+    x = torch.randn(1, 3, 16, 16).double()
+    x[:, 1:] = 0  # scalars, which arrays turn
+    turned = [pyramid(x.rot90(1, (2, 3))), [m.rot90(1, (2, 3)) for m in pyramid(x)]]
+    assert max((a - b).abs().max() for a, b in zip(*turned, strict=True)) > 1e-4
+    poses_alike()
+    turned = [pyramid(x.rot90(1, (2, 3))), [m.rot90(1, (2, 3)) for m in pyramid(x)]]
+    assert max((a - b).abs().max() for a, b in zip(*turned, strict=True)) < 1e-10
+    sum(m.square().sum() for m in pyramid(x)).backward()
+    assert all(p.grad is not None for p in backbone.parameters())
+
+
 def test_saved_and_loaded(tmp_path):
     network = network_on(gspaces.flipRot2dOnR2(4)).float()
     network.save_pretrained(tmp_path)

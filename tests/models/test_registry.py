@@ -27,6 +27,7 @@ SMALL = {
     "gsa-net-r8-rotmnist": {"widths": (2, 2, 2)},
     "gsa-net-rotmnist": {"widths": (2, 2, 2)},
     "hybrid-rotmnist": {"widths": (2, 2, 2)},
+    "octic-vit-small-imagenet": {"image_size": 16, "fields": 2, "num_heads": 1, "num_blocks": (1, 1)},
     "p4-cnn-rotmnist": {"width": 1},
     "point-transformer-charged-particles": {"fields": 2, "num_blocks": 1},
     "point-transformer-constellations": {"fields": 4, "num_blocks": 1},
