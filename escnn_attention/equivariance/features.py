@@ -37,7 +37,7 @@ def features_on_points(
 def further_features(layer: torch.nn.Module, x: GeometricTensor, given: Collection[str] = ()) -> dict[str, Any]:
     """Random features that a layer of this package needs beside those of its input ``x``, by the names of arguments.
 
-    They are those of all pairs of points, a condition, and a memory; those of the names ``given`` are left out.
+    They are those of all pairs of points, a condition, a memory, and keys; those of the names ``given`` are left out.
     """
     found: dict[str, Any] = {}
     rows, edge_dim, condition = len(x.tensor), getattr(layer, "edge_dim", None), getattr(layer, "condition", None)
@@ -45,6 +45,9 @@ def further_features(layer: torch.nn.Module, x: GeometricTensor, given: Collecti
         found["edge_attr"] = torch.randn(1, rows, rows, edge_dim).to(x.tensor)
     if isinstance(condition, int):
         found["condition"] = torch.randn(rows, condition).to(x.tensor)
+    random_keys: Any = getattr(layer, "random_keys", None)
+    if random_keys is not None and "keys" not in given:
+        found |= random_keys(x)
     memory_type = getattr(layer, "memory_type", None)
     if memory_type is not None and "memory" not in given:
         attention: Any = next(part for part in layer.modules() if hasattr(part, "random_memory"))

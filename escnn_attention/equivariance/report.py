@@ -204,8 +204,8 @@ def equivariance_report(
         coords: ``(N, d)``, the points of a cloud; by default random ones, normally distributed.
         arguments: further arguments of the module by name, such as its ``memory`` or ``condition``: the group acts on
             those that are a GeometricTensor, and others are invariant. The module is then measured as a whole. Random
-            ones stand for a ``memory``, ``condition`` or ``edge_attr`` that this package's module needs and is not
-            given.
+            ones stand for a ``memory``, ``condition``, ``edge_attr`` or ``keys`` that this package's module needs and
+            is not given.
 
     Returns:
         the report; it prints as a table.

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from escnn.group import GroupElement
 from escnn.gspaces import GSpace
-from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 from typing_extensions import Unpack
 
 from escnn_attention._checks import check_bool, check_length
 from escnn_attention.encodings import Encoding, as_encoding
-from escnn_attention.equivariance.report import maps_grid
 from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS, KeyMode, QueryMode
 from escnn_attention.geometry.cache import kept
 from escnn_attention.geometry.lattice import longest_square
@@ -38,6 +37,7 @@ from escnn_attention.nn.arguments import (
     shown,
 )
 from escnn_attention.nn.heads import Heads, is_scalar
+from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.point_attention import check_box, choose_cutoff, choose_kernel, choose_neighbourhood
 from escnn_attention.nn.point_module import check_cloud, check_index
 from escnn_attention.nn.self_attention import (
@@ -54,7 +54,7 @@ from escnn_attention.plain.cross_attention import MOST_STEPS, CrossAttention, Pl
 from escnn_attention.plain.projections import AttentionMode
 
 
-class GroupCrossAttention(EquivariantModule):
+class GroupCrossAttention(GridModule):
     r"""Cross-attention: the features of one set attend to those of another, over one fiber group H.
 
     For every output pose h, query :math:`(x, \tilde h)` and key :math:`(x', \hat h)`, with heads of C channels:
@@ -162,10 +162,10 @@ class GroupCrossAttention(EquivariantModule):
         samples: Samples | int | None = None,
         **options: Unpack[CrossOptions],
     ):
-        super().__init__()
         check_options(type(self).__name__, options, option_names(GroupCrossAttention))
         value_type = key_type if value_type is None else value_type
         _check_types(query_type, key_type, value_type, out_type)
+        super().__init__(query_type, out_type)
         mode = AttentionMode(query, keys, dropout, _check_backend(backend))
         given: dict[str, Any] = {**options}
         one_space = query_type.gspace == key_type.gspace
@@ -203,7 +203,6 @@ class GroupCrossAttention(EquivariantModule):
             query_weight=query_weight(out_type, group, query, lifts=asks_alike),
         )
         self.query_type, self.key_type, self.value_type = query_type, key_type, value_type
-        self.in_type, self.out_type, self.space = query_type, out_type, query_type.gspace
         self.plain = heads.complete(plain)
         self.num_heads, self.head_fields = heads.number, heads.channels
         self.samples = group.samples
@@ -314,40 +313,34 @@ class GroupCrossAttention(EquivariantModule):
         batch, _, *space = check_shape(input_shape, self.query_type, type(self).__name__)
         return (batch, self.out_type.size, *space)
 
-    def check_equivariance(self, atol: float = 1e-7, rtol: float = 1e-5) -> list[tuple[Any, float]]:
-        """Check on random features that the layer commutes with every element that maps both grids onto themselves.
+    @property
+    def shape_to_check(self) -> tuple[int, ...]:
+        size, dimension = self.query_type.size, self.query_type.gspace.dimensionality
+        return (9, size) if dimension and self.is_for_points else (2, size, *[4] * dimension)
 
-        Args:
-            atol: the largest absolute error, in float64.
-            rtol: the largest error relative to the output.
+    def random_keys(self, x: GeometricTensor) -> dict[str, Any]:
+        """Random ``keys`` for queries like ``x``, and ``values`` and a ``key_batch`` where the layer needs them.
 
-        Returns:
-            each element with the mean of its absolute errors.
-
-        Raises:
-            AssertionError: an error is too large.
+        They are on a grid or sequence, or at points for a layer between points.
         """
-        layer, errors = copy.deepcopy(self).double().eval(), []
-        types = (self.query_type, self.key_type, self.value_type)
-        inputs = [self._random(t) for t in types]
-        with torch.no_grad():
-            y = layer(*inputs)
-            limit = atol + rtol * float(y.tensor.abs().max())
-            for element in self.space.fibergroup.testing_elements():
-                if not all(maps_grid(t.gspace, element) for t in types):
-                    continue
-                error = (layer(*(x.transform(element) for x in inputs)).tensor - y.transform(element).tensor).abs()
-                assert error.max() <= limit, f"{element}: the error is {error.max():.2e}, more than {limit:.2e}"
-                errors.append((element, float(error.mean())))
-        return errors
+        keys, batch = self.random_set(self.key_type, x)
+        found = {"keys": keys} if batch is None else {"keys": keys, "key_batch": batch}
+        if self.value_type != self.key_type:
+            shape = (len(keys.tensor), self.value_type.size, *keys.tensor.shape[2:])
+            found["values"] = GeometricTensor(torch.randn(shape).to(x.tensor), self.value_type, keys.coords)
+        return found
 
-    def _random(self, field_type: FieldType) -> GeometricTensor:
-        """Random features on a grid, or at points for a layer that is for points alone."""
-        dimension = field_type.gspace.dimensionality
-        if dimension and self.is_for_points:
-            coords = torch.randn(9, dimension, dtype=torch.float64)
-            return GeometricTensor(torch.randn(9, field_type.size, dtype=torch.float64), field_type, coords)
-        return field_type(torch.randn(2, field_type.size, *[4] * dimension, dtype=torch.float64))
+    def random_set(self, field_type: FieldType, x: GeometricTensor) -> tuple[GeometricTensor, Tensor | None]:
+        """Random features of a type where keys for queries like ``x`` may be; at points the number of each cloud."""
+        one_space, dimension = x.type.gspace == field_type.gspace, field_type.gspace.dimensionality
+        images, space = (1, ()) if x.coords is not None else (len(x.tensor), x.tensor.shape[2:])
+        near = one_space and x.coords is not None and self.plain.window.kernel_size is None
+        if not (near or (dimension and self.is_for_points)):
+            y = torch.randn(images, field_type.size, *(space if space and one_space else dimension * [4]))
+            return GeometricTensor(y.to(x.tensor), field_type), None
+        y, coords = (torch.randn(5 * images, n).to(x.tensor) for n in (field_type.size, dimension))
+        numbers = torch.arange(images, device=y.device).repeat_interleave(5)
+        return GeometricTensor(y, field_type, coords), numbers
 
     @property
     def is_for_points(self) -> bool:

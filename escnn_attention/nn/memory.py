@@ -60,15 +60,8 @@ class CrossAttentionBranch(FieldModule):
 
         They are on a grid or sequence, or at points for a layer between points.
         """
-        one_space, dimension = x.type.gspace == memory_type.gspace, memory_type.gspace.dimensionality
-        images, space = (1, ()) if x.coords is not None else (len(x.tensor), x.tensor.shape[2:])
-        near = one_space and x.coords is not None and self.attention.plain.window.kernel_size is None
-        if not (near or self.attention.is_for_points):
-            y = torch.randn(images, memory_type.size, *(space if space and one_space else dimension * [4]))
-            return {"memory": GeometricTensor(y.to(x.tensor), memory_type)}
-        y, coords = (torch.randn(5 * images, n).to(x.tensor) for n in (memory_type.size, dimension))
-        numbers = torch.arange(images, device=y.device).repeat_interleave(5)
-        return {"memory": GeometricTensor(y, memory_type, coords), "memory_batch": numbers}
+        memory, batch = self.attention.random_set(memory_type, x)
+        return {"memory": memory} if batch is None else {"memory": memory, "memory_batch": batch}
 
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode."""

@@ -47,6 +47,11 @@ class GridModule(FieldModule):
         batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
         return (batch, self.out_type.size, *space)
 
+    @property
+    def shape_to_check(self) -> tuple[int, ...]:
+        """The shape of random features for :meth:`check_equivariance`."""
+        return (2, self.in_type.size, *[7] * self.in_type.gspace.dimensionality)
+
     def check_equivariance(self, atol: float = 1e-7, rtol: float = 1e-5) -> list[tuple[Any, float]]:
         """Check on random features that the module commutes with every element that maps the grid onto itself.
 
@@ -60,8 +65,7 @@ class GridModule(FieldModule):
         Raises:
             AssertionError: an error is too large.
         """
-        shape = (2, self.in_type.size, *[7] * self.in_type.gspace.dimensionality)
-        report = equivariance_report(self, shape, layers=False)
+        report = equivariance_report(self, self.shape_to_check, layers=False)
         errors: list[tuple[GroupElement, float]] = []
         for row in report.rows:
             if row.exact:

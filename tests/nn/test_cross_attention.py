@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 from escnn import gspaces
-from escnn.nn import FieldType, GeometricTensor
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor, PointwiseAvgPool2D
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,10 +18,13 @@ from escnn_attention import (
     PointSelfAttention,
     RotaryEncoding,
     Samples,
+    assert_equivariant,
+    equivariance_report,
     sequence_space,
     space_time,
 )
 from escnn_attention.functional import ON_GRIDS
+from escnn_attention.functional.grid import dense, triton
 from escnn_attention.functional.grid.native import why_not_built
 from escnn_attention.functional.rotate import rotate
 from escnn_attention.geometry.grid import Grid
@@ -37,6 +40,7 @@ from tests.spaces import field_types, generators, grid_generators, mixed, random
 C4, D4, D6 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4), gspaces.flipRot2dOnR2(6)
 COMPILED = () if why_not_built(torch.float64) else ("native",)
 TOLERANCE = 1e-10
+CIRCLE = {"padding_mode": "circular"}
 
 
 def sequence(space):
@@ -84,6 +88,10 @@ def test_equivariant(name, data):
     if name == "octahedral":
         modes["query"] = "own"
     encoding = data.draw(st.sampled_from(ENCODINGS))
+    places = {}
+    if query_type.gspace == key_type.gspace:
+        places["spacing"] = data.draw(st.sampled_from([None, 1, 1.5, 2]))
+        places["kernel_size"] = data.draw(st.sampled_from([None, 5]))
     options = {"qk_norm": data.draw(st.booleans()), "registers": 0 if modes["keys"] == "own" else 2}
     layer = drawn(
         GroupCrossAttention(
@@ -93,17 +101,95 @@ def test_equivariant(name, data):
             encoding=encoding,
             **modes,
             **options,
+            **places,
         )
     )
     inputs = [random_field(t, *s) for t, s in ((query_type, shape), (key_type, key_shape), (value_type, key_shape))]
     assert error_of(layer, *inputs) < TOLERANCE
-    factorises = ["dense"] if encoding in ("fourier", "rotary", "absolute", "none") else []
-    outputs = dict.fromkeys(("reference", "blocked", *factorises, "auto"))
+    factorises = encoding in ("fourier", "rotary", "absolute", "none") and not places.get("kernel_size")
+    outputs = dict.fromkeys(("reference", "blocked", *["dense"] * factorises, "auto"))
     for backend in outputs:
         layer.plain.backend = backend
         outputs[backend] = layer(*inputs).tensor
         torch.testing.assert_close(outputs[backend], outputs["reference"], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(layer.export()(*(x.tensor for x in inputs)), outputs["auto"])
+
+
+SEQUENCE = sequence(C4)
+
+
+@pytest.mark.parametrize(
+    ("space", "shape", "key_space", "key_shape", "size", "options", "expected"),
+    [
+        (C4, (4, 4), C4, (4, 4), 3, {}, "triton"),
+        (C4, (4, 4), C4, (4, 4), 3, CIRCLE, "triton"),
+        (C4, (4, 4), C4, (4, 4), None, {"encoding": "fourier"}, "dense"),
+        (SEQUENCE, (5,), SEQUENCE, (5,), None, {"causal": True}, "triton"),
+        (SEQUENCE, (5,), SEQUENCE, (5,), 3, {"is_causal": True, "encoding": "mlp"}, "triton"),
+        (SEQUENCE, (5,), SEQUENCE, (7,), None, {}, "dense"),
+        (SEQUENCE, (5,), C4, (4, 4), None, {"encoding": "rotary"}, "dense"),
+        (SEQUENCE, (5,), C4, (4, 4), None, {"encoding": "mlp"}, "blocked"),
+        (C4, (4, 4), C4, (2, 2), None, {"encoding": "absolute"}, "dense"),
+        (C4, (4, 4), C4, (2, 2), 3, {"encoding": "none"}, "blocked"),
+        (C4, (4, 4), C4, (2, 2), None, {"encoding": "fourier", **CIRCLE}, "blocked"),
+        (C4, (4, 4), C4, (2, 2), None, {"encoding": "none", **CIRCLE}, "dense"),
+    ],
+    ids=str,
+)
+def test_what_cuda_would_take(space, shape, key_space, key_shape, size, options, expected, monkeypatch):
+    """On the same positions what self-attention takes; between others fused attention, without a window or a table."""
+    monkeypatch.setattr(triton, "why_not_run", lambda device: None)
+    monkeypatch.setattr(dense, "why_no_kernel", lambda q, dropout: None)
+    monkeypatch.setattr(ON_GRIDS, "preference", lambda device: ("triton", "dense", "blocked"))
+    types, masks = (regular(space, 2), regular(key_space, 2)), (None, torch.rand(2, *key_shape) < 0.3)
+    layer = drawn(GroupCrossAttention(*types, types[0], 1, size, head_fields=4, **options))
+    x, y = (random_field(t, *s).tensor for t, s in zip(types, (shape, key_shape), strict=True))
+    for mask in masks:
+        call = layer.plain.call(x, y, None, layer.plain.grids(x, y), mask)
+        assert ON_GRIDS._choose(call, "auto").name == expected
+
+
+@pytest.mark.parametrize(
+    ("types", "options", "shape"),
+    [
+        ((C4, C4), {"kernel_size": 3, "value_type": scalars(C4, 2)}, (2, 8, 8)),
+        ((sequence(C4), C4), {"encoding": "mlp"}, (2, 5)),
+        ((C4, C4), {"radius": 2.0}, (9,)),
+        ((C4, C4), {"radius": 2.0}, (2, 3, 3)),
+        ((C4, C4), {"kernel_size": 3}, (9,)),
+    ],
+    ids=str,
+)
+def test_the_report_draws_keys(types, options, shape):
+    """Where they may be."""
+    queries, keys = (mixed(space) for space in types)
+    layer = drawn(GroupCrossAttention(queries, keys, queries, head_fields=4, **options))
+    shape = (shape[0], queries.size, *shape[1:])
+    assert_equivariant(layer, shape, tolerance=TOLERANCE)
+    assert len(layer.check_equivariance()) == 4
+
+
+def test_a_report_names_keys_about_another_centre():
+    """Every second position of an even grid; on an odd one they are about the same centre."""
+
+    class Strided(EquivariantModule):
+        def __init__(self, fields):
+            super().__init__()
+            self.in_type = self.out_type = fields
+            self.pool = PointwiseAvgPool2D(fields, 1, stride=2)
+            self.layer = GroupCrossAttention(fields, fields, fields, 1, 3, spacing=2)
+
+        def forward(self, x):
+            return self.layer(x, self.pool(x))
+
+        def evaluate_output_shape(self, input_shape):
+            return input_shape
+
+    fields = regular(C4, 1)
+    report = equivariance_report(Strided(fields), (1, 4, 8, 8))
+    assert report.relative_error > 1e-3
+    assert report.inexact_layers == ("Strided", "pool (PointwiseAvgPool2D)")
+    assert equivariance_report(Strided(fields), (1, 4, 9, 9)).relative_error < TOLERANCE
 
 
 def test_sequences_of_fields_of_eight_rotations():
@@ -167,9 +253,12 @@ def test_what_is_not_equivariant_is_noticed(spoil, query_space, monkeypatch):
     layer = drawn(GroupCrossAttention(query_type, key_type, query_type, head_fields=4, encoding="mlp"))
     x, y = random_field(query_type, *spaces.shape_of(query_space, 2)), random_field(key_type, 4, 4)
     assert error_of(layer, x, y) < TOLERANCE
-    assert layer.check_equivariance()
+    assert len(layer.check_equivariance()) == 8
     spoil(layer, monkeypatch)
     assert error_of(layer, x, y) > 1e-4
+    if spoil is spoilt_poses:  # the report has its own grids, and a copy in float64 its own matrices
+        with pytest.raises(AssertionError, match="the error is"):
+            layer.check_equivariance()
 
 
 def with_weights_of(own, *types, **options):
@@ -324,7 +413,6 @@ def by_backends(layer, *inputs, backends=("reference", "blocked", "auto"), **giv
     return outputs
 
 
-CIRCLE = {"padding_mode": "circular"}
 SETS = {
     "sequence to grid": (sequence(C4), (2,), C4, (2, 3), None, {}),
     "grid to coarse grid": (C4, (2, 4), C4, (1, 2), None, {}),
