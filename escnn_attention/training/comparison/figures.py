@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from escnn import nn as enn
 from torch import Tensor, nn
 
-from escnn_attention import GroupSelfAttention
 from escnn_attention.models import EquivariantClassifier
 from escnn_attention.plotting import plot_accuracies, plot_attention_maps, plot_feature_maps
 from escnn_attention.training.comparison.measure import ImageData, NetworkResult
@@ -51,21 +49,14 @@ def write_figures(
         first = next((i for i, stage in enumerate(names) if stage.startswith("attention")), None)
         if first is None:
             continue
-        image = enn.GeometricTensor(_example(network, data), network.in_type)
+        image, layer = _example(network, data), f"stages.{names[first]}"
         # With the pooling behind it, if there is one.
-        end = first + 1 + names[first + 1].startswith("pool")
-        attended = _sequence(network, names[:end])
-        stages = {"after lifting": _sequence(network, names[:1]), "after group attention": attended}
+        shown = [f"stages.{names[i]}" for i in (0, first + names[first + 1].startswith("pool"))]
         title = f"{TITLES[name]}: feature maps are transformed, poses permuted"
-        files.append(_save(folder / f"feature_maps-{name}.png", plot_feature_maps(image, stages, title=title)))
-        layer = next(m for m in network.stages[names[first]].modules() if isinstance(m, GroupSelfAttention))
-        figure = plot_attention_maps(
-            image,
-            attended,
-            layer,
-            positions=_queries(image.tensor, _sequence(network, names[:first])(image).shape[-2:]),
-            title=f"{TITLES[name]}: where a query looks, pose by pose",
-        )
+        files.append(_save(folder / f"feature_maps-{name}.png", plot_feature_maps(image, network, shown, title=title)))
+        grid = network.feature_maps(image)[names[first - 1]].shape[-2:]
+        title = f"{TITLES[name]}: where a query looks, pose by pose"
+        figure = plot_attention_maps(image, network, layer, positions=_queries(image, grid), title=title)
         files.append(_save(folder / f"attention-{name}.png", figure))
     return files
 
@@ -82,11 +73,6 @@ def _accuracies(results: Sequence[NetworkResult], data: ImageData) -> Figure:
     counts = [result.parameters for result in results]
     note = f"trained on {len(data.train[0])} {data.upright}; {min(counts):,} to {max(counts):,} parameters"
     return plot_accuracies(rows, note=note)
-
-
-def _sequence(network: EquivariantClassifier, stages: Sequence[str]) -> enn.SequentialModule:
-    """Stages of ``network``, by name, one after the other."""
-    return enn.SequentialModule(*(network.stages[name] for name in stages))
 
 
 def _example(network: nn.Module, data: ImageData) -> Tensor:
