@@ -279,12 +279,10 @@ class DataInParts(pl.LightningDataModule, ABC):
         count = self._count(part)
         _check_shares("eval_batch_size", self.eval_batch_size, world_size, self.things)
         if count < world_size:
-            raise UserError(self._too_few(part, count, world_size))
+            raise UserError(
+                f"the {part} {self.things} must be at least as many as the processes, got {count} for {world_size}"
+            )
         return self._loader(part, EvaluationSampler(count, self.eval_batch_size, rank, world_size))
-
-    def _too_few(self, part: str, count: int, world_size: int) -> str:
-        """The message where a process would get nothing."""
-        return f"the {part} {self.things} must be at least as many as the processes, got {count} for {world_size}"
 
     def _loader(self, part: str, sampler: TrainingSampler | EvaluationSampler) -> DataLoader[Any]:
         # With batch_size=None a whole draw goes to the data set, which answers with a batch.

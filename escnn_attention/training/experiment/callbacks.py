@@ -61,8 +61,7 @@ class EpochHistory(pl.Callback):
 
     def _write(self, trainer: pl.Trainer) -> None:
         if self.rows and trainer.is_global_zero:
-            names = {name: None for row in self.rows for name in row}  # rows of an older version may have fewer
-            write_csv(self.path, [{**names, **row} for row in self.rows])
+            write_csv(self.path, self.rows)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         device = trainer.strategy.root_device

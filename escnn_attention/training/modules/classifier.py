@@ -84,12 +84,6 @@ class Classifier(Scheduled):
         self.log_mean("train_loss", loss, len(labels))
         return loss
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
-        self._evaluate("valid", batch)
-
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
-        self._evaluate("test", batch)
-
     def predict_step(self, batch: Any, batch_index: int) -> Tensor:
         """The probabilities of the classes, ``(B, num_classes)``."""
         images = batch[0] if isinstance(batch, (tuple, list)) else batch

@@ -94,12 +94,6 @@ class FieldModule(Scheduled):
         self.log_mean("train_loss", loss, len(batch[0]))
         return loss
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
-        self._update(self.valid_squares, batch)
-
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
-        self._update(self.test_squares, batch)
-
     def on_validation_epoch_end(self) -> None:
         self._report("valid", self.valid_squares)
 
@@ -136,8 +130,9 @@ class FieldModule(Scheduled):
         ]
         return sums[0], sums[1]
 
-    def _update(self, squares: _Squares, batch: tuple[Tensor, Tensor]) -> None:
-        squares.update(*self._squares(self(batch[0]), batch[1]), batch[0].shape[2:].numel() * len(batch[0]))
+    def _evaluate(self, part: str, batch: tuple[Tensor, Tensor]) -> None:
+        positions = batch[0].shape[2:].numel() * len(batch[0])
+        getattr(self, f"{part}_squares").update(*self._squares(self(batch[0]), batch[1]), positions)
 
     def _report(self, part: str, squares: _Squares) -> None:
         errors, rmse = map(torch.atleast_1d, squares.compute())  # torchmetrics drops the axis of a single field

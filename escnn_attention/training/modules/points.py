@@ -27,12 +27,6 @@ class PointModule(Scheduled):
         self.log_mean("train_loss", loss, len(batch.targets))
         return loss
 
-    def validation_step(self, batch: Clouds, batch_index: int) -> None:
-        self._evaluate("valid", batch)
-
-    def test_step(self, batch: Clouds, batch_index: int) -> None:
-        self._evaluate("test", batch)
-
     def forward(self, clouds: Clouds) -> Tensor:
         """The output of the network for a batch."""
         return self.output(clouds.features, clouds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, cast, get_args
@@ -350,6 +351,16 @@ class Scheduled(pl.LightningModule):
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         if self.schedule != "plateau":
             super().lr_scheduler_step(scheduler, metric)
+
+    def validation_step(self, batch: Any, batch_index: int) -> None:
+        self._evaluate("valid", batch)
+
+    def test_step(self, batch: Any, batch_index: int) -> None:
+        self._evaluate("test", batch)
+
+    @abstractmethod
+    def _evaluate(self, part: str, batch: Any) -> None:
+        """Measure a batch of the part ``"valid"`` or ``"test"``."""
 
     def log_mean(self, name: str, value: Tensor, count: int) -> None:
         """Log a mean over the ``count`` things of a batch, as the mean over all things of an epoch."""

@@ -45,7 +45,7 @@ def test_relative_errors_over_the_whole_part():
     squares = [(outputs - targets).square().sum((0, 2, 3)), targets.square().sum((0, 2, 3))]
     expected = torch.stack([squares[0][0] / squares[1][0], squares[0][1:].sum() / squares[1][1:].sum()])
     for part in (slice(0, 3), slice(3, 5)):  # batches of two sizes
-        module._update(module.valid_squares, (outputs[part], targets[part]))
+        module._evaluate("valid", (outputs[part], targets[part]))
     errors, rmse = module.valid_squares.compute()
     torch.testing.assert_close(errors.float(), expected)
     torch.testing.assert_close(rmse.float(), torch.stack([squares[0][0], squares[0][1:].sum()]).div(5 * 24).sqrt())

@@ -228,6 +228,3 @@ class PublishedImages(PublishedData, ABC):
     def _batches(self, part: str) -> Batches:
         augment = self._augmentations(self._count(part)) if part == "train" else ()
         return image_batches(self._sources[part], self.mean, self.std, augment, self.white)
-
-    def _too_few(self, part: str, count: int, world_size: int) -> str:
-        return f"limit_{part} must be at least the number of processes, got {count} for {world_size}"

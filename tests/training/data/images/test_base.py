@@ -211,7 +211,7 @@ def test_arguments_are_checked_at_once(module, options, message):
 
 
 def test_fewer_images_than_processes(folder):
-    with pytest.raises(UserError, match=r"limit_test .*at least"):
+    with pytest.raises(UserError, match=r"test images .*at least"):
         loaded(folder, 0, 3, batch_size=3, limit_test=2).test_dataloader()
 
 
