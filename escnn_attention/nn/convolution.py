@@ -56,12 +56,13 @@ def attention_from_convolution(
 
     It shows what attention can express and is no way to compute a convolution. The two agree away from the border, to
     rounding error. Within reach of the border a convolution sees zeros and a head whose place lies outside the next key
-    in its stead; on features that are padded with zeros first they agree there too.
+    in its stead; on features that are padded with zeros first they agree there too. A circular convolution, on a torus,
+    has no border, and neither has its layer.
 
     Args:
         convolution: over a group that maps the grid onto itself (a subgroup of D4, or of the full octahedral group in
-            3D). Of odd width, stride 1, one group, and padded with zeros such that the size stays; any dilation. What
-            it computes now is copied, in its precision.
+            3D). Of odd width, stride 1, one group, and padded such that the size stays, with zeros or circularly; any
+            dilation. What it computes now is copied, in its precision.
         heads: ``"all"``, one for each place and pose, :math:`k^d |H|`, for regular fields; or ``"orbits"``, one for
             each orbit of places under H, for fields of any type.
         sharpness: by how much the score of the key that a head looks at exceeds that of the next ones. They get
@@ -138,6 +139,7 @@ def attention_from_convolution(
         keys="all" if heads == "all" else "own",
         encoding=QuadraticEncoding(sharpness=sharpness * max(width // 2, 1) ** 2),
         dilation=convolution.dilation,
+        padding_mode="circular" if convolution.padding_mode == "circular" else "none",
         projection=projection,
         backend=backend,
     ).to(device=kernel.device, dtype=kernel.dtype)
@@ -164,10 +166,10 @@ def _check(convolution: Any) -> Fibers:
         value = getattr(convolution, name)
         if any(v != needed for v in (value if isinstance(value, tuple) else (value,))):
             raise ValueError(f"convolution: its {name} is {value}, needed {needed}")
-    if convolution.padding_mode != "zeros":
+    if convolution.padding_mode not in ("zeros", "circular"):
         raise ValueError(
-            f"convolution: its padding_mode is {convolution.padding_mode!r}, needed 'zeros': attention sees nothing "
-            "outside the grid"
+            f"convolution: its padding_mode is {convolution.padding_mode!r}, needed 'zeros' or 'circular': attention "
+            "sees nothing outside the grid, or is on a torus"
         )
     return group
 

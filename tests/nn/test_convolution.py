@@ -231,6 +231,18 @@ def test_differs_at_the_border_where_one_sees_zeros_and_the_other_its_nearest_ke
     assert difference(convolution, layer, x, whole) > 0.1
 
 
+@pytest.mark.parametrize("heads", ["all", "orbits"])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_agrees_on_a_torus_everywhere(heads, dilation):
+    """With the symmetrised filter to rounding error; and not where the layer is on none."""
+    convolution = symmetrised(convolution_on(PLANE["C4"](), padding_mode="circular", dilation=dilation))
+    layer = attention_from_convolution(convolution, heads=heads)
+    x = random_field(convolution.in_type, 5, 6)
+    assert difference(convolution, layer, x, whole) < 1e-12
+    convolution.padding_mode = "zeros"
+    assert difference(convolution, layer, x, whole) > 0.1
+
+
 @pytest.mark.parametrize("dilation", [1, 2])
 def test_agrees_at_the_border_too_where_zeros_are_features(dilation):
     convolution = convolution_on(PLANE["D4"](), fields=(1, 2), dilation=dilation)
@@ -371,9 +383,9 @@ BAD = {
     "convolution: its padding is 0, needed 1": (ValueError, lambda: convolution_on(C4(), padding=0)),
     "convolution: its padding is 1, needed 2": (ValueError, lambda: convolution_on(C4(), padding=1, dilation=2)),
     "convolution: its padding is \\(1, 2\\), needed 1": (ValueError, lambda: convolution_on(C4(), padding=(1, 2))),
-    "convolution: its padding_mode is 'circular', needed 'zeros'": (
+    "convolution: its padding_mode is 'reflect', needed 'zeros' or 'circular'": (
         ValueError,
-        lambda: convolution_on(C4(), padding_mode="circular"),
+        lambda: convolution_on(C4(), padding_mode="reflect"),
     ),
 }
 
