@@ -33,6 +33,7 @@ from escnn_attention.groups.fibers import fibers
 from escnn_attention.plain import cross_attention
 from escnn_attention.plain.self_attention import fields_of
 from tests import spaces
+from tests.functional.grid.test_dense import Watch
 from tests.layers import drawn
 from tests.nn.attention import ENCODINGS
 from tests.spaces import field_types, generators, grid_generators, mixed, random_field, regular, scalars
@@ -523,6 +524,26 @@ def test_tori_of_other_sizes(sizes, size, window, encoding):
     assert error_of_roll(layer) < 1e-12
     across = n > m if size else encoding != "none"  # whether queries at the edges see keys beyond them
     assert not across or error_of_roll(flat) > 1e-5
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1, 2], ids=str)
+@pytest.mark.parametrize("options", [{}, CIRCLE], ids=str)
+def test_memory_grows_with_the_positions(ratio, options):
+    """Twice the sides, four times the memory; all scores at once take sixteen times."""
+    fields = regular(gspaces.trivialOnR2(), 1)
+    layer = GroupCrossAttention(fields, fields, fields, 1, 3, **options)
+    growth = {}
+    for layer.plain.backend in ("blocked", "auto", "reference"):
+        numbers = []
+        for size in (12, 24):
+            sets = (random_field(fields, n, n, batch=1, dtype=torch.float32) for n in (size, int(ratio * size)))
+            with Watch() as watch:
+                layer(*sets).tensor.sum().backward()
+            numbers.append(watch.largest)
+        growth[layer.plain.backend] = numbers[1] / numbers[0]
+    assert growth["blocked"] < 5
+    assert growth["auto"] < 5
+    assert growth["reference"] > 12
 
 
 def test_a_place_spoils_only_the_windows_that_reach_it():
