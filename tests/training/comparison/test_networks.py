@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from escnn_attention.models.registry import description_of
+from escnn_attention.training.comparison import networks
 from escnn_attention.training.comparison.measure import measure_equivariance_error
 from escnn_attention.training.comparison.networks import (
     TITLES,
@@ -45,7 +46,7 @@ def test_equivariant_networks_are_exactly_so(name, group, size):
 def test_grids_are_halved_where_that_is_exact_and_leaves_enough():
     layers = {}
     for size in (7, 8, 12, 16, 28):
-        options = describe_network("hybrid", "c4", size, 10, 1)["init_args"]
+        options = networks._outline("hybrid", "c4", size, 10)(1, 1)["init_args"]
         layers[size] = [sum(counts) for counts in zip(options["convolutions"], options["attention"], strict=True)]
         assert (sum(options["convolutions"]), sum(options["attention"])) == (3, 1)
     assert layers == {7: [4], 8: [4], 12: [1, 3], 16: [1, 3], 28: [1, 1, 2]}

@@ -68,10 +68,15 @@ def printed():
     return sizes, np.concatenate(charges), np.concatenate(positions), tensors, np.stack(turned)
 
 
-def test_printed_tensors_are_turned_back(printed):
+@pytest.fixture(scope="module")
+def turned_back(printed):
+    sizes, charges, positions, _, entries = printed
+    return in_frame_of_positions(sizes, charges, positions, entries, np.arange(len(sizes)))
+
+
+def test_printed_tensors_are_turned_back(printed, turned_back):
     sizes, charges, positions, tensors, entries = printed
-    found = in_frame_of_positions(sizes, charges, positions, entries, np.arange(len(sizes)))
-    np.testing.assert_allclose(found, tensors, atol=1e-9)
+    np.testing.assert_allclose(turned_back, tensors, atol=1e-9)
     # The control: as they are printed, they are not in the frame of the atoms.
     assert abs(matrices(entries) - tensors).max() > 1
     # Some of them, in another order.
@@ -120,9 +125,7 @@ def test_a_sum_over_pairs_is_what_it_says():
     assert abs(turned - found).max() > 0.1
 
 
-def test_the_trace_is_never_changed(printed):
-    sizes, charges, positions, _, entries = printed
-    found = in_frame_of_positions(sizes, charges, positions, entries, np.arange(50))
-    np.testing.assert_allclose(found.trace(axis1=1, axis2=2), entries[:50, [0, 2, 5]].sum(1))
-    eigenvalues = np.linalg.eigvalsh(matrices(entries[:50]))
-    np.testing.assert_allclose(np.linalg.eigvalsh(found), eigenvalues)
+def test_the_trace_is_never_changed(printed, turned_back):
+    *_, entries = printed
+    np.testing.assert_allclose(turned_back.trace(axis1=1, axis2=2), entries[:, [0, 2, 5]].sum(1))
+    np.testing.assert_allclose(np.linalg.eigvalsh(turned_back), np.linalg.eigvalsh(matrices(entries)))
