@@ -1,0 +1,170 @@
+"""Measure trained networks on the test flows: roll-outs, symmetry, spectra, and the time of a step.
+
+    python -m examples.flows.measure runs/flows/* --data runs/flows.npz
+
+Each folder of ``escnn-attention fit`` is named after its configuration and the seed, such as ``unet-0``. Its numbers go
+to ``measured.json`` in it, where they are kept, and are printed as a table: means and standard errors over the seeds.
+"""
+
+import argparse
+import importlib
+import json
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import escnn_attention  # noqa: F401  # isort: skip  # before escnn
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from escnn_attention.training import FieldData, load_network
+from escnn_attention.training.data.fields import turned
+from examples.flows.networks import Increment
+
+HERE = Path(__file__).parent
+STEPS, LONG = 20, 100
+MOTIONS = {"turned": np.array([[0, -1], [1, 0]]), "mirrored": np.array([[-1, 0], [0, 1]])}
+
+
+def built(described: Any) -> Any:
+    """The object that a part of a configuration describes."""
+    if isinstance(described, list):
+        return [built(part) for part in described]
+    if not isinstance(described, dict):
+        return described
+    if "class_path" not in described:
+        return {key: built(part) for key, part in described.items()}
+    module, _, name = described["class_path"].rpartition(".")
+    return getattr(importlib.import_module(module), name)(**built(described.get("init_args", {})))
+
+
+def configured(name: str) -> Increment:
+    """The untrained network of a configuration."""
+    network: Increment = built(yaml.safe_load((HERE / f"{name}.yaml").read_text())["model"]["network"])
+    return network
+
+
+def held_out(file: Path, number: int = 32) -> Tensor:
+    """The test trajectories ``(N, T, 2, size, size)`` of a training with ``num_test=number``."""
+    data = FieldData(file, {"vector": 1}, num_test=number)
+    data.setup("test")
+    trajectories: Tensor = data.source("test").trajectories
+    return trajectories
+
+
+def parameters(network: Increment) -> int:
+    """The real parameters of a network; a complex one counts as two."""
+    return sum(p.numel() * (2 if p.is_complex() else 1) for p in network.parameters())
+
+
+def relative(found: Tensor, wanted: Tensor) -> Tensor:
+    """The relative errors of fields ``(..., 2, size, size)``."""
+    return (found - wanted).flatten(-3).norm(dim=-1) / wanted.flatten(-3).norm(dim=-1)
+
+
+def spectrum(fields: Tensor) -> list[float]:
+    """The mean energy of velocities ``(..., 2, n, n)`` in the shells of wave numbers 1, 2, ..., n / 2 - 1."""
+    n = fields.shape[-1]
+    power = np.abs(np.fft.fft2(fields.double().numpy()) / n**2) ** 2 / 2
+    waves = np.hypot(*np.meshgrid(*2 * [np.fft.fftfreq(n, 1 / n)], indexing="ij"))
+    total = power.sum(-3).reshape(-1, n, n).mean(0)
+    return [float(total[np.round(waves) == k].sum()) for k in range(1, n // 2)]
+
+
+def in_precision(network: Increment, dtype: torch.dtype) -> Increment:
+    """The network with its weights in a precision, complex ones as well."""
+    cast: Increment = network._apply(
+        lambda t: t.to(dtype.to_complex()) if t.is_complex() else t.to(dtype) if t.is_floating_point() else t
+    )
+    return cast
+
+
+@torch.no_grad()
+def symmetry(network: Increment, frame: Tensor) -> dict[str, float]:
+    """Relative changes, in double precision, where a flow turns by 90°, is mirrored or rolls before a step.
+
+    Those of ``_after`` are after many steps: of an inexact network the flows have then nothing in common.
+    """
+    network, frame = in_precision(network, torch.float64), frame.double()
+    paths = network.rollout(frame, LONG)
+    result = {}
+    for name, g in MOTIONS.items():
+        moved = network.rollout(turned(frame, g, {"vector": 1}), LONG)
+        for key, step in ((name, 1), (f"{name}_after", LONG)):
+            result[key] = float(relative(moved[:, step], turned(paths[:, step], g, {"vector": 1})).max())
+    for shift in (1, 2, 4):
+        rolled = network(frame.roll((shift, shift), (-2, -1)))
+        result[f"rolled_{shift}"] = float(relative(rolled, paths[:, 1].roll((shift, shift), (-2, -1))).max())
+    in_precision(network, torch.float32)
+    return result
+
+
+@torch.no_grad()
+def measured(network: Increment, flows: Tensor) -> dict[str, Any]:
+    """All numbers of a network on trajectories ``(N, T, 2, size, size)``."""
+    network.eval()
+    rollout = network.rollout(flows[:, 0], STEPS)
+    errors = relative(rollout, flows[:, : STEPS + 1])[:, 1:]
+    one_step = torch.cat([relative(network(flow[:-1]), flow[1:]) for flow in flows]).mean()
+    times = []
+    for _ in range(7):
+        start = time.process_time()
+        network(flows[:16, 0])
+        times.append((time.process_time() - start) / 16)
+    return {
+        "parameters": parameters(network),
+        "one_step": float(one_step),
+        "rollout": float(errors.mean()),
+        "errors": errors.mean(0).tolist(),
+        "spectrum": spectrum(rollout[:, -1]),
+        "seconds": min(times),
+        **symmetry(network, flows[:1, 0]),
+    }
+
+
+def table(results: dict[str, list[dict[str, Any]]]) -> str:
+    """Rows of means over the seeds, with standard errors."""
+    rows = ["| configuration | seeds | parameters | one step | 20 steps, mean | last | ms a step |"]
+    rows.append("|---|--:|--:|--:|--:|--:|--:|")
+    for name, runs in results.items():
+
+        def cell(values: list[float], digits: int = 4) -> str:
+            error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+            return f"{np.mean(values):.{digits}f}" + (f" ± {error:.{digits}f}" if len(values) > 1 else "")
+
+        columns = [cell([run[key] for run in runs]) for key in ("one_step", "rollout")]
+        columns.append(cell([run["errors"][-1] for run in runs]))
+        columns += [f"{1e3 * min(run['seconds'] for run in runs):.1f}"]
+        rows.append(f"| `{name}` | {len(runs)} | {runs[0]['parameters']:,} | " + " | ".join(columns) + " |")
+    rows += ["", "| configuration | turned | mirrored | turned, 100 steps | mirrored | rolled by 1 | 2 | 4 |"]
+    rows.append("|---|--:|--:|--:|--:|--:|--:|--:|")
+    keys = ("turned", "mirrored", "turned_after", "mirrored_after", "rolled_1", "rolled_2", "rolled_4")
+    for name, runs in results.items():
+        rows.append(f"| `{name}` | " + " | ".join(f"{max(run[key] for run in runs):.1e}" for key in keys) + " |")
+    return "\n".join(rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the folders that have not been measured, and print the table of all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--number", type=int, default=32, help="test trajectories")
+    given = parser.parse_args(arguments)
+    flows, results = held_out(given.data, given.number), defaultdict(list)
+    for folder in given.folders:
+        name = folder.name.rpartition("-")[0]
+        file = folder / "measured.json"
+        if not file.exists():
+            network = load_network(folder, configured(name.split("@")[0]))
+            file.write_text(json.dumps(measured(network, flows)))
+        results[name].append(json.loads(file.read_text()))
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
