@@ -125,19 +125,20 @@ class Operator(Generic[Arguments]):
         fields = ", ".join(f"{t} {field}" for t, field in zip(types, kind._fields, strict=True))  # type: ignore[attr-defined]
 
         def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-            out, kept = self.run_forward(kind(*arguments))
-            return out.contiguous(), kept
+            return self.run_forward(kind(*arguments))
 
         def empty(*arguments: Any) -> tuple[Tensor, Tensor]:
-            out, kept = passes.empty(kind(*arguments))
-            return out.contiguous(), kept
+            return passes.empty(kind(*arguments))
 
         def backward(grad: Tensor, out: Tensor | None, kept: Tensor, needed: list[bool], *rest: Any) -> list[Tensor]:
-            return [t.contiguous() for t in self._pass_back(grad, out, kept, needed, kind(*rest))]
+            rooms = empty_backward(grad, out, kept, needed, *rest)
+            grads = self._pass_back(grad, out, kept, needed, kind(*rest))
+            # Compilers take the gradients to lie in memory as the leaves.
+            return [t if t.stride() == room.stride() else room.copy_(t) for t, room in zip(grads, rooms, strict=True)]
 
         def empty_backward(_: Tensor, __: Tensor | None, ___: Tensor, needed: list[bool], *rest: Any) -> list[Tensor]:
             leaves = zip(rest[: self.leaves], needed, strict=True)
-            return [torch.empty_like(t, memory_format=torch.contiguous_format) for t, need in leaves if need]
+            return [torch.empty_like(t) for t, need in leaves if need]
 
         self.forward = torch.library.custom_op(
             f"escnn_attention::{name}", forward, mutates_args=(), schema=f"({fields}) -> (Tensor, Tensor)"

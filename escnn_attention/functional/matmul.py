@@ -103,7 +103,13 @@ class _AddToEach(torch.autograd.Function):
         return grad, functools.reduce(torch.add, grad.unbind(-2)).unsqueeze(-2)
 
 
-def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, columns: Columns | None = None) -> Tensor:
+def grouped_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    columns: Columns | None = None,
+    side_by_side: bool | None = None,
+) -> Tensor:
     """A linear map for every group: ``(..., s)`` and weights ``(G, *o, s)`` to ``(G, ..., *o)``.
 
     On the CPU the result of a group lies in one stretch of memory: what works there on one head at a time reads its
@@ -116,18 +122,27 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, column
         bias: that of the first groups, ``(G', *o)``, with axes of length 1 where all share it.
         columns: of the weights, that each pose sees: the map is what
             :func:`~escnn_attention.functional.matmul.gather_columns` gives.
+        side_by_side: whether the positions of the result lie side by side in memory, for ``x`` ``(B, *space, s)``; by
+            default as those of ``x`` for a single group.
     """
     x, weight = of_one_precision(x, weight)
     bias = None if bias is None else bias.to(weight.dtype)
     if needs_operators(x, weight, bias):
         return _linear_of_operators(x, weight if columns is None else gather_columns(weight, columns), bias)
+    if side_by_side is None:
+        groups = len(weight) if columns is None else columns.groups
+        side_by_side = groups == 1 and x.dim() > 2 and x.stride(-1) != 1 == x.stride(-2)
     if not torch.is_grad_enabled():
-        return _linear(x, weight if columns is None else gather_columns(weight, columns), bias)
-    return _GroupedLinear.apply(x, weight, bias, *(columns or (None, None, 0)))
+        return _linear(x, weight if columns is None else gather_columns(weight, columns), bias, side_by_side)
+    return _GroupedLinear.apply(x, weight, bias, side_by_side, *(columns or (None, None, 0)))
 
 
 def grouped_linear_transpose(
-    y: Tensor, weight: Tensor, bias: Tensor | None = None, columns: Columns | None = None
+    y: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    columns: Columns | None = None,
+    side_by_side: bool | None = None,
 ) -> Tensor:
     """The transpose of :func:`grouped_linear`: ``(G, ..., *o)`` and weights ``(G, *o, s)`` to the sum ``(..., s)``.
 
@@ -135,14 +150,18 @@ def grouped_linear_transpose(
         y: ``(G, ..., *o)``.
         bias: ``(s,)``.
         weight, columns: as in :func:`grouped_linear`.
+        side_by_side: as there, for ``y`` ``(G, B, *space, *o)``; by default as those of ``y``.
     """
     y, weight = of_one_precision(y, weight)
     bias = None if bias is None else bias.to(weight.dtype)
     if needs_operators(y, weight, bias):
         return _linear_transpose_of_operators(y, weight if columns is None else gather_columns(weight, columns), bias)
+    if side_by_side is None:
+        last = weight.dim() - 2 if columns is None else 2
+        side_by_side = y.dim() > 2 + last and y.stride(-1) != 1 == y.stride(-1 - last)
     if not torch.is_grad_enabled():
-        return _linear_transpose(y, weight if columns is None else gather_columns(weight, columns), bias)
-    return _GroupedLinearTranspose.apply(y, weight, bias, *(columns or (None, None, 0)))
+        return _linear_transpose(y, weight if columns is None else gather_columns(weight, columns), bias, side_by_side)
+    return _GroupedLinearTranspose.apply(y, weight, bias, side_by_side, *(columns or (None, None, 0)))
 
 
 def _in_one(weight: Tensor, rows: int) -> bool:
@@ -155,9 +174,26 @@ def _in_one(weight: Tensor, rows: int) -> bool:
     return few or groups == 1 or inputs >= 6 * outputs or weight.device.type != "cpu"
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _columns(y: Tensor, last: int) -> Tensor:
+    """Positions as columns, ``(B, channels, N)``, of ``(G, B, *space, *o)`` with so many axes behind space."""
+    space = y.dim() - 2 - last
+    y = y.permute(1, 0, *range(2 + space, y.dim()), *range(2, 2 + space))
+    return y.flatten(1, 1 + last).flatten(2)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool = False) -> Tensor:
     shape, weight = weight.shape, weight.flatten(1, -2)
     groups, outputs, inputs = weight.shape
+    if side_by_side:
+        map_, columns = weight.view(-1, inputs).expand(len(x), -1, -1), x.movedim(-1, 1).flatten(2)
+        if bias is None:
+            y = torch.bmm(map_, columns)
+        else:
+            bias = F.pad(bias.expand(-1, *shape[1:-1]), (0, 0) * (len(shape) - 2) + (0, groups - len(bias)))
+            y = torch.baddbmm(bias.reshape(-1, 1), map_, columns)
+        last, space = len(shape) - 2, x.dim() - 2
+        y = y.view(len(x), groups, *shape[1:-1], *x.shape[1:-1])
+        return y.permute(1, 0, *range(2 + last, 2 + last + space), *range(2, 2 + last))
     rows = x.reshape(-1, inputs)  # of other shapes torch adds the bias in an operation of its own
     if bias is not None:
         bias = bias.expand(-1, *shape[1:-1]).reshape(-1, 1, outputs)
@@ -173,8 +209,12 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y.view(groups, *x.shape[:-1], *shape[1:-1])
 
 
-def _linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    lead, weight = y.shape[1 : y.dim() - weight.dim() + 2], weight.flatten(1, -2)
+def _linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool = False) -> Tensor:
+    lead, last, weight = y.shape[1 : y.dim() - weight.dim() + 2], weight.dim() - 2, weight.flatten(1, -2)
+    if side_by_side:
+        map_, columns = weight.flatten(0, 1).T.expand(lead[0], -1, -1), _columns(y, last)
+        x = torch.bmm(map_, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), map_, columns)
+        return x.unflatten(2, lead[1:]).movedim(1, -1)
     if _in_one(weight, math.prod(lead)):
         x = F.linear(_rows_of_all(y, len(lead)), weight.flatten(0, 1).T, bias)
     else:
@@ -208,9 +248,12 @@ def _rows_of_all(y: Tensor, lead: int) -> Tensor:
     return y.reshape(math.prod(y.shape[:lead]), math.prod(y.shape[lead:]))
 
 
-def _weight_gradient(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+def _weight_gradient(y: Tensor, x: Tensor, weight: Tensor, side_by_side: bool) -> Tensor:
     """The gradient of the weights ``(G, *o, s)``, of ``(G, ..., *o)`` and ``(..., s)``."""
     shape, weight = weight.shape, weight.flatten(1, -2)
+    if side_by_side:
+        of_images = torch.bmm(_columns(y, len(shape) - 2), x.movedim(-1, 1).flatten(2).mT)
+        return (of_images.sum(0) if len(of_images) > 1 else of_images).view(shape)
     columns = x.reshape(-1, shape[-1])
     if _in_one(weight, len(columns)):
         return (_rows_of_all(y, x.dim() - 1).T @ columns).view(shape)
@@ -218,11 +261,11 @@ def _weight_gradient(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     return (rows.transpose(1, 2) @ columns).view(shape)
 
 
-def _bias_gradient(y: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
+def _bias_gradient(y: Tensor, shape: torch.Size) -> Tensor:
     """The gradient of the bias, of its shape, of ``(G, ..., *o)``."""
-    y = y[: shape[0]].reshape(shape[0], -1, *weight.shape[1:-1])
-    shared = [i + 1 for i in range(1, len(shape)) if shape[i] == 1 != y.shape[i + 1]]
-    return y.sum([1, *shared]).view(shape)
+    last = y.dim() - len(shape) + 1
+    shared = [last + i for i in range(len(shape) - 1) if shape[1 + i] == 1 != y.shape[last + i]]
+    return y[: shape[0]].sum([*range(1, last), *shared]).view(shape)
 
 
 # Each is the other's derivative, so that there are derivatives of every order. Written with expanded tensors autograd
@@ -234,13 +277,16 @@ class _Grouped(torch.autograd.Function):
     """Code that both share: the weights, which may be gathered first, and their gradient."""
 
     @staticmethod
-    def keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *columns: Any) -> Tensor:
-        """Keep what the backward pass needs; the map itself."""
+    def keep(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool, *columns: Any
+    ) -> tuple[Tensor, Tensor | None, bool]:
+        """Keep what the backward pass needs; the map itself, with what else it is given."""
+        ctx.side_by_side = side_by_side
         seen, back, ctx.groups = columns
         map_ = weight if seen is None else _gathered(weight, *columns)
         ctx.save_for_backward(x, weight, seen, back, None if seen is None else map_)
         ctx.of_bias = None if bias is None else bias.shape
-        return map_
+        return map_, bias, side_by_side
 
     @staticmethod
     def kept(ctx: Any) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -259,39 +305,39 @@ class _Grouped(torch.autograd.Function):
         """The gradient of the weights, of the outputs' and the inputs' side of the map."""
         if not ctx.needs_input_grad[1]:
             return None
-        of_map = _weight_gradient(y, x, map_)
+        of_map = _weight_gradient(y, x, map_, ctx.side_by_side)
         return of_map if back is None else add_columns(of_map, back)
 
 
 class _GroupedLinear(_Grouped):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *columns: Any) -> Tensor:
-        return _linear(x, _Grouped.keep(ctx, x, weight, bias, *columns), bias)
+    def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
+        return _linear(x, *_Grouped.keep(ctx, x, *arguments))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, map_, back = _Grouped.kept(ctx)
         return (
-            grouped_linear_transpose(grad, map_) if ctx.needs_input_grad[0] else None,
+            grouped_linear_transpose(grad, map_, None, None, ctx.side_by_side) if ctx.needs_input_grad[0] else None,
             _Grouped.weight_gradient(ctx, grad, x, map_, back),
-            _bias_gradient(grad, map_, ctx.of_bias) if ctx.needs_input_grad[2] else None,
-            *(None, None, None),
+            _bias_gradient(grad, ctx.of_bias) if ctx.needs_input_grad[2] else None,
+            *(None, None, None, None),
         )
 
 
 class _GroupedLinearTranspose(_Grouped):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, weight: Tensor, bias: Tensor | None, *columns: Any) -> Tensor:
-        return _linear_transpose(y, _Grouped.keep(ctx, y, weight, bias, *columns), bias)
+    def forward(ctx: Any, y: Tensor, *arguments: Any) -> Tensor:
+        return _linear_transpose(y, *_Grouped.keep(ctx, y, *arguments))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         y, map_, back = _Grouped.kept(ctx)
         return (
-            grouped_linear(grad, map_) if ctx.needs_input_grad[0] else None,
+            grouped_linear(grad, map_, None, None, ctx.side_by_side) if ctx.needs_input_grad[0] else None,
             _Grouped.weight_gradient(ctx, y, grad, map_, back),
-            grad.reshape(-1, grad.shape[-1]).sum(0) if ctx.needs_input_grad[2] else None,
-            *(None, None, None),
+            grad.sum(tuple(range(grad.dim() - 1))) if ctx.needs_input_grad[2] else None,
+            *(None, None, None, None),
         )
 
 

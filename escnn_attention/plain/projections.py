@@ -229,7 +229,8 @@ def _biases(bias: int, last: tuple[int, int]) -> Parameter | None:
 class ToPoses(Versioned):
     r"""The projection from any features to regular fields, position by position.
 
-    Maps ``(B, N, size)`` to ``(groups, B, N, |H|, fields // groups)``.
+    Maps ``(B, N, size)`` to ``(groups, B, N, |H|, fields // groups)``, whose positions lie side by side in memory where
+    that is asked for.
 
     Args:
         segments: the representation of the features (``escnn_attention.groups.fibers.frames``).
@@ -266,7 +267,7 @@ class ToPoses(Versioned):
         self.weight = Parameter(torch.randn(fields, fan_in) / math.sqrt(fan_in))
         self.bias = _biases(bias, last_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, side_by_side: bool | None = None) -> Tensor:
         fields = len(self.weight) // self.groups
         bias = _by_group(self.bias, fields, self.last_bias)  # every pose has that of its field
         if self.frames is None:
@@ -277,7 +278,7 @@ class ToPoses(Versioned):
             return self.irreps.to_poses(x, self.weight, bias)
         weight, columns = self.frames.map(self.weight, self.groups)
         if self.groups > 1:
-            return grouped_linear(x, weight, bias, columns)
+            return grouped_linear(x, weight, bias, columns, side_by_side)
         return grouped_linear(x, weight, None if bias is None else bias.transpose(1, 2), columns).transpose(-1, -2)
 
 
@@ -354,19 +355,23 @@ class Scalars(Versioned):
         self.weight = Parameter(torch.randn(fields, size) / math.sqrt(size))
         self.bias = _biases(bias, last_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, side_by_side: bool | None = None) -> Tensor:
         fields = len(self.weight) // self.groups
         weight = self.weight.view(self.groups, 1, fields, -1)
-        return grouped_linear(x, weight, _by_group(self.bias, fields, self.last_bias))
+        bias = _by_group(self.bias, fields, self.last_bias)
+        return grouped_linear(x, weight, bias, None, side_by_side)
 
 
-def _apart(made: Tensor, by_position: bool) -> list[Tensor]:
+def _apart(made: Tensor, side_by_side: bool) -> list[Tensor]:
     """Queries, keys and values out of one tensor ``(kinds, M, B, N, P, C)``.
 
-    Their gradients are put together in one piece, in the order of the axes here: on the CPU by group, else by position,
-    as :func:`~escnn_attention.functional.matmul.grouped_linear` has made them.
+    Their gradients are put together in one piece, in the order of the axes here, as
+    :func:`~escnn_attention.functional.matmul.grouped_linear` has made them: with positions side by side, on the CPU
+    by group, else by position.
     """
-    if not by_position:
+    if side_by_side:
+        return [t.permute(1, 0, 4, 2, 3) for t in made.permute(2, 0, 1, 4, 5, 3).unbind(1)]
+    if made.device.type == "cpu":
         return list(made.unbind())
     return [t.movedim(2, 0) for t in made.movedim((0, 1), (2, 3)).unbind(2)]
 
@@ -518,14 +523,14 @@ class HeadModule(ScoredHeads):
         """The encoding, or its mean over the elements of a coset, where these are the poses."""
         return self.encoding if self.stabilizer is None else OverStabilizer(self.encoding, self.stabilizer)
 
-    def to_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def to_heads(self, x: Tensor, side_by_side: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of features ``(B, *space, in)`` at N positions, each ``(M, B, N, P, C)``.
 
-        Keys and values have registers, if there are any, behind their poses.
+        Keys and values have registers, if there are any, behind their poses. Positions may lie side by side in memory.
         """
-        made = self.project_in(x)  # heads of each, B, *space, P, C
+        made = self.project_in(x, side_by_side)  # heads of each, B, *space, P, C
         shape = (len(self.needs.fields), self.num_heads, x.shape[0], math.prod(x.shape[1:-1]), *made.shape[-2:])
-        fields = dict(zip(self.needs.fields, _apart(made.reshape(shape), made.device.type != "cpu"), strict=True))
+        fields = dict(zip(self.needs.fields, _apart(made.reshape(shape), side_by_side), strict=True))
         values = fields["values"]
         # Queries that nobody reads only say how many there are.
         queries = fields["queries"] if self.needs.queries else values.detach()

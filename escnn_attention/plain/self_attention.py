@@ -122,6 +122,9 @@ class SelfAttention(HeadModule):
         parts = (project_in, project_out, encoding, needs, tables, mode)
         super().__init__(*parts, query_weight=query_weight, transformation=transformation)
         self.window, self.resampling, self.resizes = window, resampling, resampling.resizes
+        # Kernels of Triton read positions side by side; PyTorch's fused attention reads channels side by side.
+        of_offsets = encoding.form in ("offsets", "features") and not encoding.absolute
+        self.has_table = window.kernel_size is not None or of_offsets
         self.lifts = isinstance(project_in, Scalars)  # queries and keys have no poses, the same ones for all outputs
         self.start()
 
@@ -184,7 +187,8 @@ class SelfAttention(HeadModule):
 
     def call(self, x: Tensor, positions: Grid, element: LieElement | None = None) -> GridCall:
         """The attention to compute, of features ``(B, in, *space)`` at the given positions."""
-        q, k, v = self.to_heads(rows_of(x))
+        backend = self.backend if self.backend != "auto" or x.device.type != "cuda" else "triton"
+        q, k, v = self.to_heads(rows_of(x), side_by_side=backend == "triton" and self.has_table)
         # One query without a pose contributes to every output pose, whichever of its poses would.
         query: QueryMode = "all" if self.lifts else self.query
         keys: KeyMode = "all" if self.lifts else self.keys

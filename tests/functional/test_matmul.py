@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from escnn_attention.functional.matmul import (
     Columns,
@@ -143,6 +144,16 @@ def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
+class Copies(TorchDispatchMode):
+    """Counts copies of features: those of a bias have fewer axes."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.number += function is torch.ops.aten.clone.default and args[0].dim() > 3
+        return function(*args, **(kwargs or {}))
+
+
 def columns(groups: int) -> Columns:
     return Columns.of(torch.stack([torch.randperm(5) for _ in range(4)]), groups)
 
@@ -182,6 +193,39 @@ def test_products_with_columns_are_those_with_what_they_give(groups, size):
             strict=True,
         ):
             torch.testing.assert_close(*pair)
+
+
+@GROUPS
+@pytest.mark.parametrize("images", [1, 2])
+def test_positions_side_by_side(groups, images):
+    """Images of channels are multiplied, and images of channels come out, without a copy."""
+    weight, seen, x = drawn(6, 5), columns(groups), drawn(images, 5, 3, 2)
+    bias, shift = drawn(max(1, groups - 1), 1, 2) if groups > 1 else drawn(1, 6, 1), drawn(5)
+    everywhere = in_groups(weight[:, seen.seen], groups)
+    y = drawn(images, *everywhere.shape[:3], 3, 2)
+    lies = [x.movedim(1, -1), y.permute(1, 0, 4, 5, 2, 3)]
+    added = torch.cat(
+        [bias.expand(-1, *everywhere.shape[1:3]), torch.zeros(groups - len(bias), *everywhere.shape[1:3])]
+    )
+    expected = torch.einsum("bxys,goas->gbxyoa", lies[0], everywhere) + added[:, None, None, None]
+    back = torch.einsum("gbxyoa,goas->bxys", lies[1], everywhere) + shift
+    for function, given, wanted, leaf, of_bias in (
+        (grouped_linear, lies[0], expected, x, bias),
+        (grouped_linear_transpose, lies[1], back, y, shift),
+    ):
+        grad = torch.randn_like(wanted)
+        with Copies() as copies:
+            found = function(given, weight, of_bias, seen, True)
+            gradients = torch.autograd.grad(found, (leaf, weight, of_bias), torch.empty_like(found).copy_(grad))
+        assert not copies.number
+        torch.testing.assert_close(found, wanted)
+        for pair in zip(
+            gradients, torch.autograd.grad(wanted, (leaf, weight, of_bias), grad, retain_graph=True), strict=True
+        ):
+            torch.testing.assert_close(*pair)
+        with Copies() as copies:
+            function(given, weight, of_bias, seen, False)
+        assert copies.number or images == 1
 
 
 @GROUPS

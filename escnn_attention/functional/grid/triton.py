@@ -18,6 +18,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -105,6 +106,10 @@ def attention(call: GridCall) -> Tensor:
     window, _ = call.query_grid.trimmed
     # Before the operator is called: what is made inside belongs to a graph that may be recorded there.
     steps(call.query_grid.shape, window.kernel_size or 0, window.shape, window.dilation, call.q.device)
+    if call.query == "all":
+        # Before that, too: both passes read them as images that lie one after the other.
+        q, k, v = (t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) for t in (call.q, call.k, call.v))
+        call = replace(call, q=q, k=k, v=v)
     return _loop(call, chunk)
 
 
@@ -120,13 +125,12 @@ def _products_per_chunk(device: torch.device, number_size: int) -> int:
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
     if not call.sum_query_poses:
         return triton_own.forward_pass(call)
-    heads, batch, positions, _, channels = call.q.shape
-    out, sums = call.q.new_empty(heads * batch, call.num_poses, channels, positions), _empty_sums(call)
-    everything = [_images(call.q * call.scale), _images(call.k), _images(call.v), out, sums.flatten(0, 1)]
+    out, sums = _empty(call)
+    everything = [*map(_images, (call.q * call.scale, call.k, call.v, out)), sums.flatten(0, 1)]
     for rows in _chunks(call):
         q, k, v, *filled = (_some(t, rows) for t in everything)
         _launch("forward", call, rows, [q, k, v, _known(_table(call, rows), q)], filled)
-    return _as_projected(out, call), sums
+    return out, sums
 
 
 def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
@@ -157,8 +161,11 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
 
 def _empty(call: Arguments) -> tuple[Tensor, Tensor]:
     """Room for the output and for the logarithms of the sums."""
+    if not call.sum_query_poses:
+        return triton_own.room_for_outputs(call), _empty_sums(call)
     heads, batch, positions, _, channels = call.q.shape
-    return call.q.new_empty(heads, batch, positions, call.num_poses, channels), _empty_sums(call)
+    out = call.q.new_empty(heads * batch, call.num_poses, channels, positions)
+    return _as_projected(out, call), _empty_sums(call)
 
 
 def _empty_sums(call: Arguments) -> Tensor:

@@ -41,8 +41,11 @@ def power_of_two(n: int) -> int:
 
 
 def positions_side_by_side(vectors: Tensor) -> Tensor:
-    """Vectors ``(M, B, N, P, C)`` whose positions lie side by side in memory: both passes read them there."""
-    return vectors.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    """Vectors ``(M, B, N, P, C)``, of which a head of an image is contiguous as ``(P, C, N)``: both passes read it."""
+    by_channel = vectors.permute(0, 1, 3, 4, 2)
+    if by_channel[:1, :1].is_contiguous():
+        return vectors
+    return by_channel.contiguous().permute(0, 1, 4, 2, 3)
 
 
 def rows_of_tables(call: Arguments) -> int:

@@ -22,6 +22,7 @@ from escnn_attention.functional.grid.triton_launch import (
     interpreted,
     kernels,
     on_device,
+    positions_side_by_side,
     power_of_two,
     rows_of_tables,
     steps,
@@ -69,28 +70,23 @@ def program(poses: int, channels: int, number_size: int, positions: int) -> Prog
     return Program(each, sharing, 32 * warps // sharing, warps)
 
 
-def _positions_last(t: Tensor) -> Tensor:
-    """Vectors ``(M, B, N, P, C)`` as ``(M, B, P, C, N)``, of which a head of an image is contiguous."""
-    t = t.permute(0, 1, 3, 4, 2)
-    return t if t[0, 0].is_contiguous() else t.contiguous()
-
-
 def forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
     """The output ``(M, B, N, H, C)``, and the logarithms of the sums of exponentials, ``(M, B, H, N)``."""
     heads, batch, positions, _, _ = call.q.shape
     inputs = {**_vectors(q=call.q, k=call.k, v=call.v), **_tables(call)}
-    out = _room(call, call.num_poses)
+    out = room_for_outputs(call)
     sums = call.q.new_empty(heads, batch, call.num_poses, positions)
+    outputs = {**_vectors(out=out), "sums": sums}
     for rows in _chunks(call):
-        _launch("forward", call, rows, {**inputs, "known": _known(call, rows), "out": out, "sums": sums})
-    return _as_given(out), sums
+        _launch("forward", call, rows, {**inputs, "known": _known(call, rows), **outputs})
+    return out, sums
 
 
 def backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
     """The gradients of the leaves."""
     vectors = _vectors(q=call.q, k=call.k, v=call.v, grad=grad)
     inputs = {**vectors, **_tables(call)}
-    grad_q, grad_k, grad_v = (_room(call, t.shape[3]) for t in (call.q, call.k, call.v))
+    grad_q, grad_k, grad_v = (torch.empty_like(vectors[name]) for name in ("q", "k", "v"))
     means = torch.empty_like(sums)
     of_queries, of_keys = {**_vectors(out=out), "grad_q": grad_q}, {"grad_k": grad_k, "grad_v": grad_v}
     of_tables = []
@@ -102,22 +98,18 @@ def backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> l
         if change is not None:
             of_tables.append(change @ vectors["q"].flatten(0, 1)[rows].transpose(-1, -2))
     terms = gradients_of_terms(of_tables, call, factor=1 / math.sqrt(call.q.shape[-1]))
-    return [*(_as_given(t) for t in (grad_q, grad_k, grad_v)), *terms]
+    return [*(t.permute(0, 1, 4, 2, 3) for t in (grad_q, grad_k, grad_v)), *terms]
 
 
 def _vectors(**given: Tensor) -> dict[str, Tensor]:
-    return {name: _positions_last(t) for name, t in given.items()}
+    """Vectors ``(M, B, N, P, C)`` as ``(M, B, P, C, N)``, of which a head of an image is contiguous."""
+    return {name: positions_side_by_side(t).permute(0, 1, 3, 4, 2) for name, t in given.items()}
 
 
-def _room(call: Arguments, poses: int) -> Tensor:
-    """Room for vectors ``(M, B, P, C, N)``, where the heads of an image lie side by side."""
+def room_for_outputs(call: Arguments) -> Tensor:
+    """Room for the output ``(M, B, N, H, C)``, of which an image is contiguous as ``(M, H, C, N)``."""
     heads, batch, positions, _, channels = call.q.shape
-    return call.q.new_empty(batch, heads, poses, channels, positions).transpose(0, 1)
-
-
-def _as_given(vectors: Tensor) -> Tensor:
-    """Vectors ``(M, B, P, C, N)`` as ``(M, B, N, P, C)``."""
-    return vectors.permute(0, 1, 4, 2, 3)
+    return call.q.new_empty(batch, heads, call.num_poses, channels, positions).permute(1, 0, 4, 2, 3)
 
 
 def _tables(call: Arguments) -> dict[str, Tensor | None]:
