@@ -11,7 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from escnn import gspaces
+from escnn.nn import GeometricTensor
 from hypothesis import given, settings
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from escnn_attention import GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.functional import BACKENDS, PositionalBias, attention, working_memory
@@ -523,3 +526,38 @@ def test_is_what_cuda_takes_by_default():
     out = attention(q, q, q, Grid((3, 3), Window(3), device="cuda"), PositionalBias(2))
     assert out.shape == (1, 1, 9, 2, 4)
     assert math.isfinite(out.nan_to_num().sum().item())
+
+
+class Operations(TorchDispatchMode):
+    """The operations of PyTorch that are no views, by their names, with how many numbers their inputs have."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not function.is_view:
+            numbers = max((t.numel() for t in args if isinstance(t, torch.Tensor)), default=0)
+            self.found.append((function.name(), numbers))
+        return function(*args, **(kwargs or {}))
+
+
+@interpreted
+def test_operations_of_a_step():
+    """Features of images reach the kernels, and the gradients the weights, without a copy, however they lie."""
+    fields = spaces.regular(gspaces.rot2dOnR2(4), 4)
+    layer = GroupSelfAttention(fields, fields, 2, 3, backend="triton")
+    images = torch.randn(2, fields.size, 3, 3)
+
+    def counts(lies):
+        x = lies.clone().requires_grad_()
+        with Operations() as operations:
+            y = layer(GeometricTensor(x, fields)).tensor
+            torch.autograd.grad(y, [x, *layer.parameters()], torch.ones_like(images))
+        copies = [name for name, numbers in operations.found if "clone" in name and numbers >= x.numel()]
+        return len(operations.found), len(copies)
+
+    assert counts(images) <= (36, 0)
+    assert counts(images.contiguous(memory_format=torch.channels_last)) == counts(images)
+    layer.plain.has_table = False  # channels side by side, as fused attention takes them
+    assert counts(images) > (36, 0)
