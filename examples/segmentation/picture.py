@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("segmentation.png"))
     given = parser.parse_args(arguments)
     networks = {title: load_network(folder).eval() for title, _, folder in (run.partition("=") for run in given.runs)}
-    data = DigitCanvas()
+    data = DigitCanvas(source="mnist")
     data.setup("test")
     images, _ = next(iter(data.test_dataloader()))
     (mean,), (std,) = DigitCanvas.mean, DigitCanvas.std
