@@ -66,7 +66,7 @@ def positional_bias(
     """
     spatial, query_spatial, rotary = None, None, encoding.rotations() if encoding.rotates else None
     waves = encoding.waves() if encoding.form == "waves" else None
-    if waves is None and positions is not None:
+    if encoding.form in ("offsets", "features") and positions is not None:
         # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
         back, of_keys = inverse.transpose(-1, -2), positions.key_coordinates
         if not encoding.absolute:
@@ -82,7 +82,7 @@ def positional_bias(
         pose=_pose_values(encoding, quotient, relative),
         absolute=encoding.absolute,
         waves=None if waves is None else Waves((waves[0] @ inverse).unsqueeze(0), waves[1]),
-        rotary=None if rotary is None else rotary.unsqueeze(1) @ inverse,
+        rotary=None if rotary is None else torch.einsum("mfd,hde->mhfe", rotary, inverse),
         log_measure=None if log_measure is None else log_measure.unsqueeze(1),
         rotates_values=encoding.rotates_values,
         query_spatial=query_spatial,

@@ -188,14 +188,15 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: _Tiles | None, scale: float,
             dropout_p=dropout,
             scale=scale,
         )
-    out = out[..., :channels].unflatten(0, q.shape[:2]).unflatten(2, (poses, -1)).unflatten(4, (-1, query_poses))
+    out = out if out.shape[-1] == channels else out[..., :channels]
+    out = out.unflatten(0, q.shape[:2]).unflatten(2, (poses, -1)).unflatten(4, (-1, query_poses))
     out = out.permute(0, 1, 3, 4, 2, 5, 6).flatten(2, 3)  # M, B, T·Q, H, J, C
     return out if tiles is None else out.index_select(2, tiles.place)
 
 
 def _arrange(x: Tensor, index: Tensor | None, poses: int, width: int) -> Tensor:
     """From ``(M, B, N, H or 1, P, C)`` to ``(M·B, H·T, n·P, width)``, the n positions of T tiles in all P poses."""
-    x = F.pad(x, (0, width - x.shape[-1]))
+    x = x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))  # of no zeros it is a copy
     x = x.unsqueeze(2) if index is None else x.index_select(2, index.flatten()).unflatten(2, index.shape)
     x = x.permute(0, 1, 4, 2, 3, 5, 6).flatten(4, 5)  # M, B, H or 1, T, n·P, C
     return x.expand(-1, -1, poses, -1, -1, -1).flatten(2, 3).flatten(0, 1)

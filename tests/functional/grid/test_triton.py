@@ -6,6 +6,7 @@ Interpreted, an operation takes as long for many positions as for one: the cases
 import itertools
 import json
 import math
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from escnn.nn import GeometricTensor
 from hypothesis import given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from escnn_attention import GroupSelfAttention, LiftingSelfAttention
+from escnn_attention import GroupSelfAttention, LiftingSelfAttention, TransformerBlock
 from escnn_attention.functional import BACKENDS, PositionalBias, attention, working_memory
 from escnn_attention.functional.grid import triton, triton_own
 from escnn_attention.functional.grid.call import GridCall
@@ -536,28 +537,51 @@ class Operations(TorchDispatchMode):
         self.found = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if not function.is_view:
+        if not function.is_view and "_unsafe_view" not in function.name():
             numbers = max((t.numel() for t in args if isinstance(t, torch.Tensor)), default=0)
             self.found.append((function.name(), numbers))
         return function(*args, **(kwargs or {}))
 
 
+FIELDS = spaces.regular(gspaces.rot2dOnR2(4), 4)
+
+
+def operations_of(layer, images) -> list[tuple[str, int]]:
+    """Those of a step, forward and backward."""
+    x = images.clone().requires_grad_()
+    with Operations() as operations:
+        y = layer(GeometricTensor(x, FIELDS)).tensor
+        torch.autograd.grad(y, [x, *layer.parameters()], torch.ones_like(images))
+    return operations.found
+
+
 @interpreted
-def test_operations_of_a_step():
+def test_windows_copy_nothing():
     """Features of images reach the kernels, and the gradients the weights, without a copy, however they lie."""
-    fields = spaces.regular(gspaces.rot2dOnR2(4), 4)
-    layer = GroupSelfAttention(fields, fields, 2, 3, backend="triton")
-    images = torch.randn(2, fields.size, 3, 3)
+    layer = GroupSelfAttention(FIELDS, FIELDS, 2, 3, backend="triton")
+    images = torch.randn(2, FIELDS.size, 3, 3)
 
     def counts(lies):
-        x = lies.clone().requires_grad_()
-        with Operations() as operations:
-            y = layer(GeometricTensor(x, fields)).tensor
-            torch.autograd.grad(y, [x, *layer.parameters()], torch.ones_like(images))
-        copies = [name for name, numbers in operations.found if "clone" in name and numbers >= x.numel()]
-        return len(operations.found), len(copies)
+        found = operations_of(layer, lies)
+        return len(found), sum("clone" in name and numbers >= lies.numel() for name, numbers in found)
 
     assert counts(images) <= (36, 0)
     assert counts(images.contiguous(memory_format=torch.channels_last)) == counts(images)
     layer.plain.has_table = False  # channels side by side, as fused attention takes them
     assert counts(images) > (36, 0)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("layer", "most"),
+    [
+        (partial(GroupSelfAttention, kernel_size=3, query="all", backend="triton"), 33),
+        (partial(GroupSelfAttention, kernel_size=None, encoding="rotary", keys="own", backend="dense"), 56),
+        (partial(TransformerBlock, kernel_size=3, norm="pre", backend="triton"), 67),
+        (partial(TransformerBlock, kernel_size=3, backend="triton"), 83),
+    ],
+)
+def test_operations_of_a_step(layer, most):
+    """Each is launched on a GPU, which waits for it where images are small."""
+    found = operations_of(layer(FIELDS, FIELDS, num_heads=2), torch.randn(1, FIELDS.size, 3, 3))
+    assert len(found) <= most
