@@ -26,7 +26,7 @@ HOSTILE = [
     {"widths": [10**9, 4]},
     {"widths": [4, -(10**9)]},
     {"widths": [[[10**9]], 4]},
-    {"widths": [3000, 3000]},
+    {"widths": [1000, 1000]},
     {"attention": [0, 10**6]},
     {"attention": [0, 900]},
     {"convolutions": [900, 1]},

@@ -772,6 +772,7 @@ def test_programs():
         torch.testing.assert_close(found, plain(*more[:2], key_padding_mask=more[2]))
 
 
+@pytest.mark.sampled(1, of="exported files")
 @pytest.mark.parametrize("near", [False, True], ids=["grids", "points"])
 def test_files_of_onnx(near):
     ort = pytest.importorskip("onnxruntime")

@@ -1,6 +1,7 @@
 """The compiled loop between points inside of packages of AOTInductor."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -154,22 +155,22 @@ def loops_of(program: ExportedProgram) -> int:
 
 
 @NEEDS_LOOPS
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="programs of points")
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_loop_between_points_is_written_down_for_packages_only(name, compiler):
-    plain = layer(name)
+def test_a_loop_between_points_is_written_down_in_a_package(name, compiler):
     with for_package():
-        program = program_of(plain)
+        program = program_of(layer(name))
     assert loops_of(program) == 1
     (output,) = program.graph.output_node().args[0]
     assert not isinstance(output.meta["val"].shape[0], int)
-    assert loops_of(program_of(plain)) == 0
 
 
 @NEEDS_LOOPS
-def test_what_the_loop_between_points_cannot_serve_is_of_pytorch(compiler, monkeypatch):
-    with for_package():
-        assert loops_of(program_of(layer("own keys"))) == 0
-        elsewhere = replace(BETWEEN_POINTS.packaged, why_unsupported=lambda _: "it lies elsewhere")
-        monkeypatch.setattr(BETWEEN_POINTS, "packaged", elsewhere)
-        assert loops_of(program_of(layer("radius"))) == 0
+@pytest.mark.sampled(2, of="programs of points")
+@pytest.mark.parametrize("case", ["no package", "own keys", "elsewhere"])
+def test_what_the_loop_between_points_cannot_serve_is_of_pytorch(case, compiler, monkeypatch):
+    if case == "elsewhere":
+        backend = replace(BETWEEN_POINTS.packaged, why_unsupported=lambda _: "it lies elsewhere")
+        monkeypatch.setattr(BETWEEN_POINTS, "packaged", backend)
+    with nullcontext() if case == "no package" else for_package():
+        assert loops_of(program_of(layer("own keys" if case == "own keys" else "radius"))) == 0
