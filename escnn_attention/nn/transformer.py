@@ -277,7 +277,8 @@ class TransformerBlock(GridModule):
         """
         x = check_input(input, self.in_type, self)
         seen = check_memory(self, self.cross_attention, memory, memory_key_padding_mask, memory_batch)
-        self._check_mask(mask, x.tensor)
+        if mask is not None:
+            self._check_mask(mask, x.tensor)
         rows = None
         if condition is not None or self.condition is not None:
             rows = condition_of(self, self.condition, condition, x)
@@ -313,16 +314,16 @@ class TransformerBlock(GridModule):
         x = check_input(input, self.in_type, self)
         if not isinstance(self.attention, GroupSelfAttention):
             raise TypeError(f"attention: {type(self.attention).__name__} has no such maps, needed GroupSelfAttention")
-        self._check_mask(mask, x.tensor)
+        if mask is not None:
+            self._check_mask(mask, x.tensor)
         rows = None if condition is self.condition is None else condition_of(self, self.condition, condition, x)
         normed = self.before(x) if rows is None else self.before(x, rows)
         return self.attention.attention_maps(normed, positions, poses, mask)
 
-    def _check_mask(self, mask: Tensor | None, x: Tensor) -> None:
+    def _check_mask(self, mask: Tensor, x: Tensor) -> None:
         """A mask is one of the positions of features, and norms are at each position by itself."""
-        if mask is not None:
-            check_mask(mask, x)
-        for norm in () if mask is None else self.modules():
+        check_mask(mask, x)
+        for norm in self.modules():
             layer_norm = isinstance(norm, (FieldLayerNorm, ConditionedFieldNorm))
             if isinstance(norm, FieldBatchNorm) or (layer_norm and not norm.pointwise):
                 raise ValueError('mask: got one, and norms are over positions; needed norm_scope="position"')
