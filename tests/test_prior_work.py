@@ -155,7 +155,7 @@ def as_tensors(sequence):
     for module in sequence:
         if isinstance(module, AttentiveConv):
             plain = module.plain
-            layers.append([plain.kernel()[:, 0, :, 0], plain.bias, None, plain.dilation])
+            layers.append([plain.kernel()[:, 0, :, 0], plain.bias, None, plain.geometry.dilation])
         elif isinstance(module, nn.InnerBatchNorm):
             norm = next(m for m in module.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm))
             layers[-1][2] = (norm.weight, norm.bias, norm.running_mean, norm.running_var)

@@ -253,7 +253,7 @@ def _weight_gradient(y: Tensor, x: Tensor, weight: Tensor, side_by_side: bool) -
     shape, weight = weight.shape, weight.flatten(1, -2)
     if side_by_side:
         of_images = torch.bmm(_columns(y, len(shape) - 2), x.movedim(-1, 1).flatten(2).mT)
-        return (of_images.sum(0) if len(of_images) > 1 else of_images).view(shape)
+        return (of_images if len(of_images) == 1 else of_images.sum(0)).view(shape)
     columns = x.reshape(-1, shape[-1])
     if _in_one(weight, len(columns)):
         return (_rows_of_all(y, x.dim() - 1).T @ columns).view(shape)

@@ -7,12 +7,7 @@ from typing import Any, Literal
 
 import torch
 from escnn.group import GroupElement
-from escnn.nn import (
-    EquivariantModule,
-    FieldType,
-    GeometricTensor,
-    SequentialModule,
-)
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialModule
 from torch import Tensor
 from typing_extensions import Unpack
 

@@ -51,8 +51,8 @@ def test_weighted():
 class WithLightnings(Classifier):
     """Logs the mean that Lightning takes beside the right one."""
 
-    def _evaluate(self, part, accuracy, batch):
-        super()._evaluate(part, accuracy, batch)
+    def _evaluate(self, part, batch):
+        super()._evaluate(part, batch)
         loss = self.loss(self(batch[0]), batch[1])
         self.log(f"{part}_control", loss, on_epoch=True, batch_size=len(batch[1]), sync_dist=True)
 
