@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from escnn.group import CyclicGroup, DihedralGroup, GroupElement
+from escnn.group import CyclicGroup, DihedralGroup, Group, GroupElement
 from escnn.gspaces import GSpace
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
@@ -44,6 +44,7 @@ ENCODINGS: dict[str, Callable[[], Any]] = {
     "quadratic": lambda: ea.QuadraticEncoding(),
     "none": lambda: "none",
 }
+ON_COSETS = ("mlp", "shared", "separable", "fourier", "absolute", "none", "quadratic")  # of points.ENCODINGS
 RELATIVE = ("mlp", "mlp of two layers", "separable", "fourier", "rotary", "none")
 FACTORISE = ("fourier", "rotary", "absolute", "none")
 # Their first irreps take escnn seconds.
@@ -171,14 +172,26 @@ class Draw(random.Random):
             candidates.append(space.basespace_action)
         if group.order() <= 12:
             candidates += 2 * [space.regular_repr]
+        candidates += [space.quotient_repr(subgroup) for subgroup in self.subgroups(group)]
+        return FieldType(space, self.choices(candidates, k=self.randint(1, most)))
+
+    def subgroups(self, group: Group) -> list[Any]:
+        """The ids of subgroups of cyclic and dihedral groups: rotations, and one of the reflections."""
         divisors = [n for n in range(2, group.order()) if group.order() % n == 0]
         if isinstance(group, CyclicGroup):
-            candidates += [space.quotient_repr(n) for n in divisors]
-        elif isinstance(group, DihedralGroup):
+            return divisors
+        if isinstance(group, DihedralGroup):
             turns = group.order() // 2
-            candidates += [space.quotient_repr((None, n)) for n in divisors if turns % n == 0]
-            candidates.append(space.quotient_repr((self.randrange(turns), 1)))
-        return FieldType(space, self.choices(candidates, k=self.randint(1, most)))
+            return [*((None, n) for n in divisors if turns % n == 0), (self.randrange(turns), 1)]
+        return []
+
+    def cosets(self, types: list[FieldType], options: dict[str, Any]) -> None:
+        """Perhaps poses that are the cosets of a subgroup, on which scalars at least are functions."""
+        space = types[0].gspace
+        subgroups = self.subgroups(space.fibergroup) if space.dimensionality else []
+        if subgroups and self.yes():
+            options["poses"] = self.choice(subgroups)
+            types[:] = [t + FieldType(space, [space.trivial_repr]) for t in types]
 
     def alike(self, space: GSpace, kind: str, most: int = 2) -> FieldType:
         make = spaces.regular if kind == "regular" else spaces.scalars
@@ -244,6 +257,8 @@ def grids(draw: Draw) -> Drawn:
     elif group.order <= 12 and draw.yes(0.25):
         types = [draw.alike(space, "regular"), draw.alike(space, "regular")]
         options["projection"] = "pointwise"
+    if "projection" not in options and name != "rotary":
+        draw.cosets(types, options)
     batch, shape = on_grid(draw, space, group, options)
     if layer is ea.LiftingSelfAttention:
         del options["query"]
@@ -312,6 +327,8 @@ def clouds(draw: Draw) -> Drawn:
     if group.order <= 12 and options.get("kernel_features") is None and draw.yes(0.15):
         types = [draw.alike(space, "regular"), draw.alike(space, "regular")]
         options["projection"] = "pointwise"
+    elif layer is ea.PointSelfAttention and "relation" not in options and name in ON_COSETS:
+        draw.cosets(types, options)
     return at_points(draw, layer, types, options | {"encoding": points.ENCODINGS[name]}, group.elements)
 
 
@@ -411,7 +428,7 @@ def at_points(
         (draw.tensor(number, types[0].size), coords),
         error if exact else None,
         arguments,
-        formula if terms <= MOST_TERMS and group.samples is None else None,
+        formula if terms <= MOST_TERMS and group.samples is None and "poses" not in options else None,
     )
 
 

@@ -274,7 +274,7 @@ class PointLayer(PointModule):
         parts = [f"{self.in_type} -> {self.out_type}", f"num_heads={self.num_heads}", f"head_fields={self.head_fields}"]
         parts += shown(radius=(rule.radius, None), num_neighbours=(rule.num_neighbours, None))
         parts += [] if core.cutoff is None else [f"cutoff={core.cutoff.name}"]
-        parts += [*shown(period=(core.relation.period, None)), *shown_heads(core)]
+        parts += [*shown(period=(core.relation.period, None), poses=(self.poses, None)), *shown_heads(core)]
         parts += [] if isinstance(core.relation, Offset) else [f"relation={core.relation}"]
         parts += shown(length_scale=(core.length_scale, rule.length))
         parts += shown(edge_dim=(core.edge_dim, None))

@@ -31,6 +31,11 @@ class Increment(nn.Module):
         return torch.stack(frames, dim=1)
 
 
+def _drop_arguments(module: nn.Module, state: dict[str, Any], *_: Any) -> None:
+    """neuralop keeps its arguments beside the weights, a function among them, which no checkpoint may hold."""
+    state.pop("_metadata", None)
+
+
 class FourierOperator(nn.Module):
     """A Fourier neural operator of neuraloperator, between pairs of channels.
 
@@ -45,8 +50,7 @@ class FourierOperator(nn.Module):
         from neuralop.models import FNO
 
         self.network = FNO((modes, modes), in_channels=2, out_channels=2, hidden_channels=width, n_layers=layers)
-        # neuralop keeps its arguments beside the weights, a function among them, which no checkpoint may hold.
-        self.register_state_dict_post_hook(lambda module, state, prefix, local: state.pop("_metadata", None))
+        self.register_state_dict_post_hook(_drop_arguments)
 
     def forward(self, frame: Tensor) -> Tensor:
         increment: Tensor = self.network(frame)
