@@ -32,7 +32,7 @@ class Increment(nn.Module):
 
 
 def _drop_arguments(module: nn.Module, state: dict[str, Any], *_: Any) -> None:
-    """neuralop keeps its arguments beside the weights, a function among them, which no checkpoint may hold."""
+    """Leave out the arguments that neuralop keeps beside the weights: a checkpoint may not hold a function."""
     state.pop("_metadata", None)
 
 
