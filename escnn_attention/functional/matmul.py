@@ -252,7 +252,10 @@ def _weight_gradient(y: Tensor, x: Tensor, weight: Tensor, side_by_side: bool) -
     """The gradient of the weights ``(G, *o, s)``, of ``(G, ..., *o)`` and ``(..., s)``."""
     shape, weight = weight.shape, weight.flatten(1, -2)
     if side_by_side:
-        of_images = torch.bmm(_columns(y, len(shape) - 2), x.movedim(-1, 1).flatten(2).mT)
+        outputs, inputs = _columns(y, len(shape) - 2), x.movedim(-1, 1).flatten(2)
+        if len(x) * weight.numel() > outputs.numel() + inputs.numel():  # the gradients of all images take most memory
+            outputs, inputs = (t.transpose(0, 1).flatten(1).unsqueeze(0) for t in (outputs, inputs))
+        of_images = torch.bmm(outputs, inputs.mT)
         return (of_images if len(of_images) == 1 else of_images.sum(0)).view(shape)
     columns = x.reshape(-1, shape[-1])
     if _in_one(weight, len(columns)):

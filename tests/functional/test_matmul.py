@@ -197,12 +197,13 @@ def test_products_with_columns_are_those_with_what_they_give(groups, size):
 
 @GROUPS
 @pytest.mark.parametrize("images", [1, 2])
-def test_positions_side_by_side(groups, images):
-    """Images of channels are multiplied, and images of channels come out, without a copy."""
-    weight, seen, x = drawn(6, 5), columns(groups), drawn(images, 5, 3, 2)
+@pytest.mark.parametrize("rows", [1, 8])
+def test_positions_side_by_side(groups, images, rows):
+    """Images of channels are multiplied, and images of channels come out, without a copy; of few positions, too."""
+    weight, seen, x = drawn(6, 5), columns(groups), drawn(images, 5, rows, 2)
     bias, shift = drawn(max(1, groups - 1), 1, 2) if groups > 1 else drawn(1, 6, 1), drawn(5)
     everywhere = in_groups(weight[:, seen.seen], groups)
-    y = drawn(images, *everywhere.shape[:3], 3, 2)
+    y = drawn(images, *everywhere.shape[:3], rows, 2)
     lies = [x.movedim(1, -1), y.permute(1, 0, 4, 5, 2, 3)]
     added = torch.cat(
         [bias.expand(-1, *everywhere.shape[1:3]), torch.zeros(groups - len(bias), *everywhere.shape[1:3])]
