@@ -17,6 +17,8 @@ from escnn_attention.functional.autograd import needs_operators
 _NARROW = 16
 
 _FEW = 2**13
+# Numbers of gradients of weights that may be held for all images at once; of more, features are copied.
+_FEW_GRADIENTS = 2**22
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -253,7 +255,8 @@ def _weight_gradient(y: Tensor, x: Tensor, weight: Tensor, side_by_side: bool) -
     shape, weight = weight.shape, weight.flatten(1, -2)
     if side_by_side:
         outputs, inputs = _columns(y, len(shape) - 2), x.movedim(-1, 1).flatten(2)
-        if len(x) * weight.numel() > outputs.numel() + inputs.numel():  # the gradients of all images take most memory
+        held = len(x) * weight.numel()  # gradients, one for each image
+        if held > max(_FEW_GRADIENTS, outputs.numel() + inputs.numel()):
             outputs, inputs = (t.transpose(0, 1).flatten(1).unsqueeze(0) for t in (outputs, inputs))
         of_images = torch.bmm(outputs, inputs.mT)
         return (of_images if len(of_images) == 1 else of_images.sum(0)).view(shape)

@@ -18,7 +18,7 @@ from escnn_attention.geometry.cache import kept
 from escnn_attention.geometry.neighbours import numbers_if_one, numbers_of
 from escnn_attention.geometry.points import ranks
 from escnn_attention.geometry.relations import Offset
-from escnn_attention.nn.arguments import check_points, shown
+from escnn_attention.nn.arguments import Subgroup, check_points, shown
 from escnn_attention.nn.heads import shown_heads
 from escnn_attention.nn.module import FieldModule
 from escnn_attention.plain.point_attention import PointAttention, check_edge_attr
@@ -189,9 +189,11 @@ class PointLayer(PointModule):
         plain: the torch module that does the work on tensors.
         num_heads: the number of heads.
         head_fields: the regular fields of a head.
+        poses: the id of a subgroup, of which cosets are the poses; None where they are elements.
     """
 
     plain: PointAttention
+    poses: Subgroup = None
 
     def __init__(self, in_type: FieldType, out_type: FieldType, plain: PointAttention, head_fields: int):
         super().__init__(in_type, out_type)

@@ -197,10 +197,11 @@ def test_products_with_columns_are_those_with_what_they_give(groups, size):
 
 @GROUPS
 @pytest.mark.parametrize("images", [1, 2])
-@pytest.mark.parametrize("rows", [1, 8])
-def test_positions_side_by_side(groups, images, rows):
-    """Images of channels are multiplied, and images of channels come out, without a copy; of few positions, too."""
-    weight, seen, x = drawn(6, 5), columns(groups), drawn(images, 5, rows, 2)
+@pytest.mark.parametrize("held", [0, 2**22])
+def test_positions_side_by_side(groups, images, held, monkeypatch):
+    """Images of channels are multiplied, and images of channels come out, without a copy; few positions may be."""
+    monkeypatch.setattr("escnn_attention.functional.matmul._FEW_GRADIENTS", held)
+    weight, seen, x, rows = drawn(6, 5), columns(groups), drawn(images, 5, 3 if held else 1, 2), 3 if held else 1
     bias, shift = drawn(max(1, groups - 1), 1, 2) if groups > 1 else drawn(1, 6, 1), drawn(5)
     everywhere = in_groups(weight[:, seen.seen], groups)
     y = drawn(images, *everywhere.shape[:3], rows, 2)
