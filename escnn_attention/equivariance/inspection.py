@@ -270,8 +270,12 @@ def watch(
 
     def entering(name: str) -> Callable[..., None]:
         def hook(module: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            every = tuple(map(_copy, arguments)), {key: _copy(value) for key, value in named.items()}
-            caught.setdefault(name, every if inputs == "all" else next(iter((*every[0], *every[1].values())), None))
+            if name in caught:
+                return
+            if inputs == "all":
+                caught[name] = tuple(map(_copy, arguments)), {key: _copy(value) for key, value in named.items()}
+            else:
+                caught[name] = _copy(next(iter((*arguments, *named.values())), None))
 
         return hook
 

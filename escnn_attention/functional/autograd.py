@@ -131,10 +131,13 @@ class Operator(Generic[Arguments]):
             return passes.empty(kind(*arguments))
 
         def backward(grad: Tensor, out: Tensor | None, kept: Tensor, needed: list[bool], *rest: Any) -> list[Tensor]:
-            rooms = empty_backward(grad, out, kept, needed, *rest)
             grads = self._pass_back(grad, out, kept, needed, kind(*rest))
-            # Compilers take the gradients to lie in memory as the leaves.
-            return [t if t.stride() == room.stride() else room.copy_(t) for t, room in zip(grads, rooms, strict=True)]
+            alike = [t for t, need in zip(rest[: self.leaves], needed, strict=True) if need]
+            # Compilers take the gradients to lie in memory as empty_backward says.
+            return [
+                t if t.stride() == torch.empty_like(leaf, device="meta").stride() else torch.empty_like(leaf).copy_(t)
+                for t, leaf in zip(grads, alike, strict=True)
+            ]
 
         def empty_backward(_: Tensor, __: Tensor | None, ___: Tensor, needed: list[bool], *rest: Any) -> list[Tensor]:
             leaves = zip(rest[: self.leaves], needed, strict=True)

@@ -178,14 +178,15 @@ class BatchNorm(InnerBatchNorm):
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
         assert input.type == self.in_type
-        x, y = input.tensor, torch.empty_like(input.tensor)
+        x, several = input.tensor, len(self._contiguous) > 1
+        y = torch.empty_like(x) if several else x
         for n in self._contiguous:
             channels = slice(*self._slices[n]) if n in self._slices else self._buffers[f"indices_{n}"]
             of_fields = self._modules[f"batch_norm_[{n}]"](x[:, channels].unflatten(1, (-1, n))).flatten(1, 2)
-            if len(self._contiguous) == 1:
-                y = of_fields
-            else:
+            if several:
                 y[:, channels] = of_fields
+            else:
+                y = of_fields
         return GeometricTensor(y, self.out_type, input.coords)
 
 
