@@ -53,6 +53,8 @@ def held_out(file: Path, number: int = 32) -> Tensor:
     data = FieldData(file, {"vector": 1}, num_test=number)
     data.setup("test")
     trajectories: Tensor = data.source("test").trajectories
+    if trajectories.shape[1] <= STEPS:
+        raise ValueError(f"data: got trajectories of {trajectories.shape[1]} frames, needed at least {STEPS + 1}")
     return trajectories
 
 

@@ -95,3 +95,9 @@ def test_train_measure_and_draw(name, tmp_path, capsys):
     assert result["rollout"] == pytest.approx(np.mean(result["errors"]))
     figures.main([str(folder), "--data", str(file), "--number", "2", "--out", str(tmp_path)])
     assert len(list(tmp_path.glob("flows_*.png"))) == 3
+
+
+def test_trajectories_are_long_enough(tmp_path):
+    np.savez(tmp_path / "flows.npz", trajectories=np.zeros((3, 6, 2, 8, 8), dtype=np.float32))
+    with pytest.raises(ValueError, match="data: got trajectories of 6 frames"):
+        measure.held_out(tmp_path / "flows.npz", 1)
