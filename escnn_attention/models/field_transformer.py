@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
+from typing_extensions import Unpack
 
 from escnn_attention._checks import check_int, check_unused
 from escnn_attention.exporting.modules import exported_parts, on_tensors
@@ -34,6 +35,21 @@ from escnn_attention.plain.field_transformer import FieldTransformer as PlainFie
 
 _TAKEN = ("condition", "cross_attention", "crop", "kernel_size", "norm", "norm_kind", "norm_scope")
 _TYPES = ("query_type", "key_type", "out_type", "value_type")
+
+
+class FieldTransformerOptions(TypedDict, total=False):
+    """Options of :class:`FieldTransformer`."""
+
+    memory_type: FieldType | None
+    fields: int
+    num_heads: int
+    num_encoder_layers: int
+    num_decoder_layers: int
+    kernel_size: int | None
+    condition: int | None
+    block: Mapping[str, Any] | None
+    encoder_block: Mapping[str, Any] | None
+    cross_attention: Mapping[str, Any] | None
 
 
 class FieldTransformer(PretrainedMixin, GridModule):
@@ -169,7 +185,13 @@ class FieldTransformer(PretrainedMixin, GridModule):
 
     @classmethod
     def policy(
-        cls, gspace: GSpace, *, vectors: int = 1, scalars: int = 1, channels: int = 3, **options: Any
+        cls,
+        gspace: GSpace,
+        *,
+        vectors: int = 1,
+        scalars: int = 1,
+        channels: int = 3,
+        **options: Unpack[FieldTransformerOptions],
     ) -> FieldTransformer:
         """The head of a policy: actions of vectors and scalars attend to an image, under the embedding of a step.
 
@@ -192,7 +214,7 @@ class FieldTransformer(PretrainedMixin, GridModule):
         """
         tokens = sequence_space(gspace.fibergroup)
         action = FieldType(tokens, vectors * [gspace.basespace_action] + scalars * [tokens.trivial_repr])
-        given: dict[str, Any] = {
+        given: FieldTransformerOptions = {
             "memory_type": FieldType(gspace, channels * [gspace.trivial_repr]),
             "fields": 16,
             "num_heads": 4,
@@ -203,7 +225,7 @@ class FieldTransformer(PretrainedMixin, GridModule):
             "encoder_block": {"kernel_size": 3},
             "cross_attention": {"encoding": "fourier"},
         }
-        return cls(action, action, **{**given, **options})
+        return cls(action, action, **(given | options))
 
     def forward(
         self,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, PointwiseAdaptiveAvgPool2D, PointwiseAdaptiveAvgPool3D
+from typing_extensions import Unpack
 
 from escnn_attention._checks import check_int, check_ints
 from escnn_attention.models.classifier import EquivariantClassifier, PoseMean
@@ -26,6 +27,48 @@ from escnn_attention.models.convolutions import (
     width_for,
 )
 from escnn_attention.nn.resample import HalvingPool
+
+
+class _Options(TypedDict, total=False):
+    attention: Attention | None
+    attention_size: int
+
+
+class GroupCNNOptions(_Options, total=False):
+    """Options of :class:`GroupCNN`."""
+
+    width: int | None
+    convolutions: Sequence[int]
+    last_kernel: int
+    ratio: int
+    image_dilation: int | None
+    dropout: float
+
+
+class AllCNNCOptions(_Options, total=False):
+    """Options of :class:`AllCNNC`."""
+
+    width: int | None
+    ratio: int
+    input_dropout: float
+    dropout: float
+
+
+class ResNet44Options(_Options, total=False):
+    """Options of :class:`ResNet44`."""
+
+    width: Sequence[int] | None
+    blocks: int
+    hidden: int
+
+
+class DenseNetOptions(_Options, total=False):
+    """Options of :class:`GroupDenseNet`."""
+
+    width: int | None
+    blocks: int
+    hidden: int
+
 
 _GroupCNN = TypeVar("_GroupCNN", bound="GroupCNN")
 
@@ -161,7 +204,7 @@ class GroupCNN(_PublishedNetwork):
         self.reset_parameters()
 
     @classmethod
-    def rotmnist(cls: type[_GroupCNN], gspace: GSpace, **options: Any) -> _GroupCNN:
+    def rotmnist(cls: type[_GroupCNN], gspace: GSpace, **options: Unpack[GroupCNNOptions]) -> _GroupCNN:
         """The network for rotated MNIST (Table 1): one channel of 28×28, ten classes, seven convolutions.
 
         Args:
@@ -275,7 +318,7 @@ class AllCNNC(_PublishedNetwork):
         self.reset_parameters()
 
     @classmethod
-    def cifar10(cls: type[_AllCNNC], gspace: GSpace, **options: Any) -> _AllCNNC:
+    def cifar10(cls: type[_AllCNNC], gspace: GSpace, **options: Unpack[AllCNNCOptions]) -> _AllCNNC:
         """The network for CIFAR-10 (Table 2): three channels of 32×32, ten classes.
 
         Args:
@@ -378,7 +421,7 @@ class ResNet44(_PublishedNetwork):
         self.reset_parameters()
 
     @classmethod
-    def cifar10(cls: type[_ResNet44], gspace: GSpace, **options: Any) -> _ResNet44:
+    def cifar10(cls: type[_ResNet44], gspace: GSpace, **options: Unpack[ResNet44Options]) -> _ResNet44:
         """The network for CIFAR-10 (Table 2): three channels of 32×32, ten classes.
 
         Args:
@@ -503,7 +546,7 @@ class GroupDenseNet(_PublishedNetwork):
         self.reset_parameters()
 
     @classmethod
-    def patch_camelyon(cls: type[_DenseNet], gspace: GSpace, **options: Any) -> _DenseNet:
+    def patch_camelyon(cls: type[_DenseNet], gspace: GSpace, **options: Unpack[DenseNetOptions]) -> _DenseNet:
         """The network for PatchCamelyon (Table 3): three channels of 96×96, two classes, five blocks.
 
         Args:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, PointwiseDropout, SequentialModule
+from typing_extensions import Unpack
 
 from escnn_attention._checks import check_bool, check_int, check_option, check_probability, check_sequence
 from escnn_attention.encodings import Encoding, SeparableEncoding
@@ -62,6 +63,24 @@ def _outline(
     stops = list(accumulate(counts, initial=0))
     of_stages = (margins[start:stop] for start, stop in pairwise(stops))
     return [_Stage(*stage) for stage in zip(factors, of_stages, pooled, strict=True)]
+
+
+class GSANetOptions(TypedDict, total=False):
+    """Options of :class:`GSANet`."""
+
+    channels: int
+    blocks: Sequence[int]
+    expansion: Sequence[int] | None
+    crops: Sequence[int] | None
+    pool: Sequence[bool] | None
+    num_heads: int
+    kernel_size: int | None
+    query: QueryMode | Literal["each"]
+    norm_between: bool
+    input_dropout: float
+    pool_dropout: float
+    readout: Literal["max", "sum"]
+    block: Mapping[str, Any] | None
 
 
 class GSANet(EquivariantClassifier):
@@ -193,25 +212,25 @@ class GSANet(EquivariantClassifier):
         self.reset_parameters()
 
     @classmethod
-    def rotmnist(cls: type[_Self], gspace: GSpace, **options: Any) -> _Self:
+    def rotmnist(cls: type[_Self], gspace: GSpace, **options: Unpack[GSANetOptions]) -> _Self:
         """The network for rotated MNIST (App. F.1): one channel of 28×28, five blocks of 20 fields.
 
         Args:
             gspace: the symmetry; in the paper Z2, R4, R8, R12, R16.
             options: of :class:`GSANet`, in place of those of the paper.
         """
-        published = {"channels": 20, "blocks": (2, 3), "crops": (2, 0, 2, 1, 1), "pool": (True, False)}
-        return cls(gspace, 1, 10, **{**published, **options})
+        published: GSANetOptions = {"channels": 20, "blocks": (2, 3), "crops": (2, 0, 2, 1, 1), "pool": (True, False)}
+        return cls(gspace, 1, 10, **(published | options))
 
     @classmethod
-    def cifar10(cls: type[_Self], gspace: GSpace, **options: Any) -> _Self:
+    def cifar10(cls: type[_Self], gspace: GSpace, **options: Unpack[GSANetOptions]) -> _Self:
         """The network for CIFAR-10 (App. F.2): three channels of 32×32, six blocks of 96 and 192 fields.
 
         Args:
             gspace: the symmetry; in the paper Z2 and Z2M.
             options: of :class:`GSANet`, in place of those of the paper.
         """
-        published = {
+        published: GSANetOptions = {
             "channels": 96,
             "blocks": (2, 2, 2),
             "expansion": (1, 2, 1),
@@ -220,17 +239,17 @@ class GSANet(EquivariantClassifier):
             "input_dropout": 0.3,
             "pool_dropout": 0.2,
         }
-        return cls(gspace, 3, 10, **{**published, **options})
+        return cls(gspace, 3, 10, **(published | options))
 
     @classmethod
-    def patch_camelyon(cls: type[_Self], gspace: GSpace, **options: Any) -> _Self:
+    def patch_camelyon(cls: type[_Self], gspace: GSpace, **options: Unpack[GSANetOptions]) -> _Self:
         """The network for PatchCamelyon (App. F.3): three channels of 96×96, four blocks of 24 to 96 fields.
 
         Args:
             gspace: the symmetry; in the paper Z2, R4, R8 and R4M.
             options: of :class:`GSANet`, in place of those of the paper.
         """
-        published = {
+        published: GSANetOptions = {
             "channels": 12,
             "blocks": (0, 1, 2, 1),
             "expansion": (1, 2, 2, 2),
@@ -238,7 +257,7 @@ class GSANet(EquivariantClassifier):
             "pool": (True, True, True, True),
             "norm_between": True,
         }
-        return cls(gspace, 3, 2, **{**published, **options})
+        return cls(gspace, 3, 2, **(published | options))
 
     @torch.no_grad()
     def reset_parameters(self, gain: float = _GAIN) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import FieldType, GeometricTensor, IdentityModule, SequentialModule
 from torch import Tensor
+from typing_extensions import Unpack
 
 from escnn_attention._checks import check_int, check_option, check_unused
 from escnn_attention.encodings import Encoding, PairKernel
@@ -16,7 +17,7 @@ from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.cache import shared_geometry
 from escnn_attention.geometry.relations import LiftedMotion, Relation
 from escnn_attention.models.cloud_network import CloudNetwork
-from escnn_attention.nn.arguments import check_type
+from escnn_attention.nn.arguments import check_options, check_type
 from escnn_attention.nn.heads import check_scalars
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.point_attention import PointSelfAttention
@@ -25,6 +26,16 @@ from escnn_attention.nn.pointwise import DropPath, PoseLinear, pointwise_network
 from escnn_attention.nn.transformer import PointBlock
 from escnn_attention.plain.point_lift import LiftedNetwork
 from escnn_attention.plain.point_network import LiftedHead, Readout
+
+
+class LieBlockOptions(TypedDict, total=False):
+    """Options of :class:`LieTransformerBlock`."""
+
+    encoding: Encoding | PairKernel | str | None
+    normalization: Normalization
+    relation: Relation | None
+    backend: str
+    num_neighbours: int | None
 
 
 class LieTransformerBlock(PointBlock):
@@ -40,7 +51,8 @@ class LieTransformerBlock(PointBlock):
     Args:
         in_type: the type of the input and of the output: regular fields.
         num_heads: the number of heads.
-        options: of :class:`~escnn_attention.PointSelfAttention`.
+        options: ``encoding``, ``normalization``, ``relation``, ``backend`` and ``num_neighbours`` of
+            :class:`~escnn_attention.PointSelfAttention`.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to the same.
@@ -61,7 +73,8 @@ class LieTransformerBlock(PointBlock):
     Source: the implementation published with Hutchinson et al., "LieTransformer", ICML 2021.
     """
 
-    def __init__(self, in_type: FieldType, num_heads: int = 1, **options: Any):
+    def __init__(self, in_type: FieldType, num_heads: int = 1, **options: Unpack[LieBlockOptions]):
+        check_options(type(self).__name__, options, LieBlockOptions.__annotations__)
         super().__init__(check_type("in_type", in_type), in_type)
         self.norm = FieldLayerNorm(in_type, "pose")
         self.attention = PointSelfAttention(in_type, in_type, num_heads, projection="pointwise", **options)
@@ -162,7 +175,7 @@ class LieTransformer(CloudNetwork):
         hidden = FieldType(in_type.gspace, check_int("fields", fields) * [in_type.gspace.regular_repr])
         self.num_outputs = check_int("num_outputs", num_outputs)
         kernel = PairKernel(biases=True, last_activation=True) if encoding is None else encoding
-        options: dict[str, Any] = {
+        options: LieBlockOptions = {
             "encoding": kernel,
             "normalization": normalization,
             "relation": relation,

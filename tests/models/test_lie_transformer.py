@@ -110,6 +110,8 @@ def test_block_is_equivariant():
 
 def test_bad_arguments():
     gspace = gspaces.rot2dOnR2(4)
+    with pytest.raises(TypeError, match=r"^projection: .*no such option"):
+        LieTransformerBlock(FieldType(gspace, [gspace.regular_repr]), projection="group")
     for options, message in (({"pool": "sum"}, "pool: got 'sum'"), ({"readout": "all"}, "readout: got 'all'")):
         with pytest.raises(ValueError, match=message):
             small(gspace, **options)

@@ -1,7 +1,10 @@
 import os
 import re
 import shutil
+from collections.abc import Mapping
+from inspect import Parameter, signature
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from escnn import gspaces
 
 from escnn_attention import FieldLayerNorm, equivariance_report, models
 from escnn_attention.models import registry
+from escnn_attention.models.published import load
 from escnn_attention.models.registry import description_of
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +43,37 @@ SMALL = {
     "steerable-digits": {"widths": (2, 2)},
     "steerable-rotmnist": {"widths": (2, 2, 2)},
 }
+
+
+PRESETS = [
+    *(models.GSANet.rotmnist, models.GSANet.cifar10, models.GSANet.patch_camelyon, models.FieldTransformer.policy),
+    *(models.GroupCNN.rotmnist, models.AllCNNC.cifar10, models.ResNet44.cifar10, models.GroupDenseNet.patch_camelyon),
+]
+
+
+def named_only(function) -> Mapping:
+    """The types of the arguments of a function that are passed by name only."""
+    parameters, hints = signature(function).parameters.values(), get_type_hints(function)
+    return {p.name: hints[p.name] for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
+
+
+def options_of(function) -> Mapping:
+    """The types of the options that a function unpacks."""
+    (kind,) = get_args(get_type_hints(function)["options"])
+    return get_type_hints(kind)
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.__qualname__)
+def test_options_of_presets_are_typed_as_the_network_has_them(preset):
+    assert options_of(preset) == named_only(preset.__self__.__init__)
+
+
+def test_options_of_published_networks_are_those_of_all_importers():
+    assert options_of(models.from_published).keys() == {n for f in load._KINDS.values() for n in named_only(f)}
+
+
+def test_another_option_is_seen():
+    assert options_of(models.GroupCNN.rotmnist) != named_only(models.AllCNNC.__init__)
 
 
 @pytest.fixture
