@@ -21,7 +21,6 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from escnn_attention._precision import working_precision
 from escnn_attention.geometry.cache import constant_tables
 
 
@@ -317,7 +316,7 @@ class Neighbourhood:
         Those of a metric are no matter of the tree, and ONNX has no angles in double precision.
         """
         single = self.metric is not None or x.device.type == "mps"
-        return x.to(working_precision(x.dtype)) if single else x.double()
+        return x.to(torch.promote_types(x.dtype, torch.float32)) if single else x.double()
 
     def squares(self, query: Tensor, key: Tensor) -> Tensor:
         """The squared distances ``(...)`` of points ``(..., d)`` that broadcast against each other."""

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from escnn_attention._precision import working_precision
 from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.bias import positional_bias
 from escnn_attention.exporting.mode import in_programs
@@ -246,7 +245,7 @@ class CrossAttention(ScoredHeads):
     def scattered(self, x: Tensor, coords: Tensor | None, batch: Tensor | None) -> Scattered:
         """Features at points, or those on a grid, ``(B, size, *space)``, at its positions, with their centre at 0."""
         if coords is not None:
-            return Scattered(x, coords.to(working_precision(self.inverse_action.dtype)), batch)
+            return Scattered(x, coords.to(torch.promote_types(self.inverse_action.dtype, torch.float32)), batch)
         space, images = x.shape[2:], x.shape[0]
         grid = kept_grid(space, Window(), self.inverse_action.dtype, x.device)
         places = grid.coordinates * ((max((1, *space)) - 1) / 2 or 1.0)

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention._checks import check_grid
-from escnn_attention._precision import working_precision
 from escnn_attention.encodings import Encoding
 from escnn_attention.functional.autograd import exactly
 from escnn_attention.geometry.grid import Grid
@@ -195,7 +194,7 @@ class PositionEmbedding(ExactBuffers):
             grid = Grid(tuple(x.shape[2:]), Window(), dtype=self.inverse_action.dtype, device=x.device)
             field = self._field(grid.coordinates).to(x.dtype)
             return x + field.T.unflatten(1, x.shape[2:])
-        precise = coords.to(working_precision(self.inverse_action.dtype))
+        precise = coords.to(torch.promote_types(self.inverse_action.dtype, torch.float32))
         offsets = offsets_from_mean(precise, batch, count_clouds(batch, coords, mask), mask)
         y = x + self._field((offsets / self.length_scale).to(self.inverse_action.dtype)).to(x.dtype)
         return y if mask is None else y * mask.to(y.dtype)[:, None]

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from escnn_attention._precision import working_precision
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.base import Needs
 from escnn_attention.encodings.bias import EncodingBias, FromAllPoses
@@ -219,7 +218,7 @@ class PointAttention(PointModule, HeadModule):
     def _points_in_units(self, coords: Tensor) -> Tensor:
         """The coordinates of points in units of the length scale."""
         # In half precision points that are far from the origin would fall together.
-        points = coords.to(working_precision(self.inverse_action.dtype))
+        points = coords.to(torch.promote_types(self.inverse_action.dtype, torch.float32))
         return points if self.length_scale == 1 else self.relation.scaled(points, self.length_scale)
 
     def _points(self, points: Tensor, cloud: Cloud) -> Points:

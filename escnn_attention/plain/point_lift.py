@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention._precision import working_precision
 from escnn_attention.geometry.points import ranks
 from escnn_attention.geometry.relations import rotation_vector
 from escnn_attention.plain.buffers import ExactBuffers
@@ -110,7 +109,7 @@ class PointLift(torch.nn.Module):
             rotations = self.draw(len(coords)) if self.training else self.spread(ranks(batch, mask, coords))
             if self.positive_quaternions:  # the same rotations
                 rotations = torch.where(rotations[..., :1] < 0, -rotations, rotations)
-        precise = working_precision(coords.dtype)
+        precise = torch.promote_types(coords.dtype, torch.float32)
         rotations = rotations.to(coords.device, precise).flatten(0, 1)
         x = x.repeat_interleave(number, 0)
         of_points = (None if t is None else t.repeat_interleave(number, 0) for t in (batch, mask, measure))

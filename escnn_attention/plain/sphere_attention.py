@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from escnn_attention._precision import working_precision
 from escnn_attention.functional.points.bias import Relate
 from escnn_attention.geometry.points import Cloud, Points
 from escnn_attention.plain.buffers import ExactBuffers
@@ -88,7 +87,7 @@ class LocalFrames(ExactBuffers):
 def _exponential(generator: Tensor, waves: Tensor | None, angle: Tensor) -> Tensor:
     """The matrices ``(N, n, n)`` of rotations by angles ``(N,)``: sums of :func:`_waves_of` where there are some."""
     # In the precision of the generators, whatever autocast does, and not in half precision.
-    precise = working_precision(generator.dtype)
+    precise = torch.promote_types(generator.dtype, torch.float32)
     angle = angle.to(precise)
     if waves is None:
         return torch.linalg.matrix_exp(angle[:, None, None] * generator.to(precise))
@@ -141,7 +140,7 @@ class SphereAttention(PointAttention):
         self.axes = axes
 
     def compute(self, x: Tensor, cloud: Cloud) -> Tensor:
-        angles = angles_of(cloud.coords.to(working_precision(self.inverse_action.dtype)))
+        angles = angles_of(cloud.coords.to(torch.promote_types(self.inverse_action.dtype, torch.float32)))
         where = (cloud.coords, cloud.edge_index, cloud.batch, self.neighbourhood, cloud.edge_attr)
         frames = Points(frames_at(*angles).flatten(1), *where)
         return self.out_of.outward(self.attend(self.into.inward(x, *angles), frames, cloud.measure), *angles)
@@ -194,7 +193,7 @@ class SphereFeedForward(torch.nn.Module):
         self.contract = contract
 
     def forward(self, x: Tensor, coords: Tensor) -> Tensor:
-        angles = angles_of(coords.to(working_precision(self.contract.weight.dtype)))
+        angles = angles_of(coords.to(torch.promote_types(self.contract.weight.dtype, torch.float32)))
         hidden = torch.nn.functional.silu(self.expand(self.frames.inward(x, *angles).unsqueeze(0)))
         return self.frames.outward(self.contract(hidden).squeeze(0), *angles)
 

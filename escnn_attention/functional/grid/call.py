@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import exactly
 from escnn_attention.functional.call import Call
 from escnn_attention.geometry.grid import Grid
@@ -36,7 +35,7 @@ class Waves:
 
     def phases(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """The cosine and the sine of the phase at each of the points ``(n, d)``: ``(M or 1, |H|, n, F)``."""
-        precise = working_precision(self.frequencies.dtype)
+        precise = torch.promote_types(self.frequencies.dtype, torch.float32)
         with exactly(points.device.type):
             phase = points.to(precise) @ self.frequencies.to(precise).transpose(-1, -2)
         return phase.cos(), phase.sin()

@@ -23,7 +23,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import exactly
 from escnn_attention.functional.grid.call import Heads, PositionalBias, Waves
 from escnn_attention.functional.grid.widen import of_images
@@ -166,7 +165,7 @@ def fold_frames(call: _H, points: Tensor, scale: float = 1.0, key_points: Tensor
     elif bias.pose is not None:
         k = k + bias.pose[:, :, None, None]
     if bias.rotary is not None:
-        precise = working_precision(bias.rotary.dtype)
+        precise = torch.promote_types(bias.rotary.dtype, torch.float32)
         frequencies = bias.rotary.to(precise).transpose(-1, -2)
         angles = []
         for x, t in ((points, q), (key_points, k)):
@@ -253,7 +252,7 @@ def fold_shares(call: _H) -> _H:
     axes = (-3,) if call.keys == "own" else (-3, -2)  # of the keys that a query sees
     if call.bias.log_measure is None:
         return replace(call, v=call.v / (number if call.keys == "own" else number * poses))
-    measure = call.bias.log_measure.to(working_precision(call.v.dtype)).exp().mT.unsqueeze(-1)
+    measure = call.bias.log_measure.to(torch.promote_types(call.v.dtype, torch.float32)).exp().mT.unsqueeze(-1)
     measure = measure.expand(*measure.shape[:-3], number, poses, 1)
     share = measure / measure.sum(axes, keepdim=True).clamp(min=torch.finfo(measure.dtype).tiny)
     return replace(call, v=call.v * share.to(call.v.dtype), bias=replace(call.bias, log_measure=None))

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.call import QueryMode
 from escnn_attention.functional.grid import portable
@@ -151,7 +150,7 @@ class GridLoop:
         elif bias.waves is not None:
             readout = bias.waves.readout
             cos, sin = bias.waves.phases(_points(call))
-        dtype, exact = call.v.dtype, working_precision(call.v.dtype)
+        dtype, exact = call.v.dtype, torch.promote_types(call.v.dtype, torch.float32)
         q, k, v = map(self.laid_out, (call.q.to(exact), call.k.to(exact), call.v.to(exact)))
         others = [None if t is None else t.to(exact) for t in (bias.spatial, bias.pose, cos, sin, readout)]
         spatial, pose, cos, sin, readout = others

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention._precision import working_precision
 from escnn_attention.exporting.packaged import PackagedLoop
 from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.grid.kernel import (
@@ -120,7 +119,7 @@ def why_unsupported(call: GridCall) -> str | None:
             return "there is no base space for a table of offsets"
         if len(call.offsets.offsets) * call.bias.num_poses > _MOST_KEYS:
             return f"without a window it serves at most {_MOST_KEYS} offsets and poses"
-    return why_not_built(working_precision(call.q.dtype))
+    return why_not_built(torch.promote_types(call.q.dtype, torch.float32))
 
 
 def attention(call: GridCall) -> Tensor:

@@ -24,7 +24,6 @@ import math
 import torch
 from torch import Tensor
 
-from escnn_attention._precision import working_precision
 from escnn_attention.functional.call import QueryMode
 from escnn_attention.functional.grid.call import PositionalBias, Waves
 from escnn_attention.geometry.cache import constant_tables
@@ -114,7 +113,7 @@ def widen(
     if bias.pose is not None and k.shape[4] > 1:
         k = k + bias.pose[:, None, None]
     if bias.waves is not None:
-        precise = working_precision(dtype)
+        precise = torch.promote_types(dtype, torch.float32)
         # Between two positions the phase is that of their offset, so the origin may lie anywhere.
         cos, sin = _phases(bias.waves, points.to(precise) * scale, q.shape[2])
         others = None if key_points is None else _phases(bias.waves, key_points.to(precise) * scale, k.shape[2])

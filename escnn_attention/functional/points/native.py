@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention._precision import working_precision
 from escnn_attention.exporting.packaged import PackagedLoop
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.call import Normalization
@@ -31,7 +30,7 @@ def why_unsupported(q: Tensor) -> str | None:
     """Why these queries cannot be served."""
     if q.device.type != "cpu":
         return f"it runs on the CPU, and the tensors are on {q.device}"
-    return _why_not_built(working_precision(q.dtype))
+    return _why_not_built(torch.promote_types(q.dtype, torch.float32))
 
 
 @constant_result
@@ -124,7 +123,7 @@ def attend(arguments: Arguments) -> Tensor:
 
 def prepared(arguments: Arguments) -> Arguments:
     """The arguments as the loop takes them: contiguous, of one precision, in whole vectors, with a seed."""
-    dtype, pose, measure = working_precision(arguments.v.dtype), arguments.pose, arguments.log_measure
+    dtype, pose, measure = torch.promote_types(arguments.v.dtype, torch.float32), arguments.pose, arguments.log_measure
     if pose is not None:
         # Whole vectors.
         arguments = arguments._replace(pose=F.pad(pose, (0, -pose.shape[-1] % (_VECTOR_BYTES // dtype.itemsize))))

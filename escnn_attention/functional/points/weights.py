@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention._precision import working_precision
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import PairScores, in_rows
@@ -97,7 +96,7 @@ class Weights:
 
     def _normalize(self, terms: PairScores, weights: Tensor, unseen: Tensor | None, mu: Tensor | None) -> Tensor:
         """Probabilities, or shares of the scores, of scores that broadcast to all pairs of poses."""
-        precise = working_precision(weights.dtype)
+        precise = torch.promote_types(weights.dtype, torch.float32)
         poses = self.query_poses if self.sum_query_poses else 1
         weights = weights.expand(*weights.shape[:2], self.num_poses, poses, *weights.shape[4:]).to(precise)
         envelope = None if terms.envelope is None else terms.envelope[:, None, None, None, :, None].to(precise)
