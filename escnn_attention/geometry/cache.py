@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -162,18 +161,29 @@ _MOST_KEPT = 64
 
 
 def _look_up_kept(make: Callable[..., _T], *arguments: Any) -> _T:
-    tensors = [a for a in arguments if isinstance(a, Tensor)]
-    if exporting() or not all(map(_counts_changes, tensors)) or _in_fake_mode():
+    if exporting() or (is_in_torch_dispatch_mode() and torch._guards.detect_fake_mode() is not None):
         return _look_up(make, *arguments)
-    key = make, *[id(a) if isinstance(a, Tensor) else a for a in arguments]
-    state = [(t._version, t.data_ptr(), t.shape) for t in tensors]
+    tensors: list[Tensor] = []
+    state: list[Any] = []
+    named: list[Any] = [make]
+    for a in arguments:
+        if isinstance(a, Tensor):
+            if not _counts_changes(a):
+                return _look_up(make, *arguments)
+            tensors.append(a)
+            state.append((a._version, a.data_ptr(), a.shape))
+        named.append(id(a) if isinstance(a, Tensor) else a)
+    key = tuple(named)
     try:
         before, references, result = _of_tensors.get(key, ([], [], None))
     except TypeError:  # an argument cannot be looked up
         return make(*arguments)  # which says what is wrong with it
-    # The identity of a tensor that is gone may be that of another.
-    if before == state and tensors and all(map(operator.is_, [r() for r in references], tensors)):
-        return result  # type: ignore[no-any-return]
+    if tensors and before == state:
+        for tensor, reference in zip(tensors, references, strict=True):
+            if reference() is not tensor:  # the identity of a tensor that is gone may be that of another
+                break
+        else:
+            return result  # type: ignore[no-any-return]
     result = _look_up(make, *arguments)
     # What is made in inference mode is of no use to training.
     if tensors and not torch.is_inference_mode_enabled():
@@ -181,11 +191,6 @@ def _look_up_kept(make: Callable[..., _T], *arguments: Any) -> _T:
         if len(_of_tensors) > _MOST_KEPT:
             _of_tensors.pop(next(iter(_of_tensors)), None)
     return result
-
-
-def _in_fake_mode() -> bool:
-    """Whether what is made is a stand-in without numbers."""
-    return is_in_torch_dispatch_mode() and torch._guards.detect_fake_mode() is not None
 
 
 def _counts_changes(tensor: Tensor) -> bool:

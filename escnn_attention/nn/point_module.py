@@ -21,7 +21,7 @@ from escnn_attention.geometry.relations import Offset
 from escnn_attention.nn.arguments import Subgroup, check_points, shown
 from escnn_attention.nn.heads import shown_heads
 from escnn_attention.nn.module import FieldModule
-from escnn_attention.plain.point_attention import PointAttention, check_edge_attr
+from escnn_attention.plain.point_attention import PointAttention
 
 _NEEDED_TABLES = (
     "needed (edges, features) with edge_index, or without (clouds, points, points, features), of the points of each "
@@ -258,7 +258,6 @@ class PointLayer(PointModule):
                 f"edge_index: {name} got edges and searches neighbours itself ({rule}); leave out one of the two"
             )
         kept(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
-        check_edge_attr(edge_attr, edge_index, self.plain.edge_dim)
         return x
 
     def export(self) -> torch.nn.Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -24,7 +25,7 @@ from escnn_attention.functional.points.weights import Values
 from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.geometry.points import Cloud, Points, where_present
 from escnn_attention.geometry.relations import LogMotion, Relation
-from escnn_attention.groups.random_transformation import RandomTransformation
+from escnn_attention.groups.random_transformation import LieElement, RandomTransformation
 from escnn_attention.plain.cutoff import Cutoff
 from escnn_attention.plain.projections import (
     AttentionMode,
@@ -207,22 +208,19 @@ class PointAttention(PointModule, HeadModule):
         element = self.transformation.draw() if self.transformation is not None and self.training else None
         if self.transformation is not None and element is not None:
             x = self.transformation.inputs(x, element, inverse=True)
-        points = self._points_in_units(cloud.coords)
+        y = self.attend(x, self._points(cloud, element), cloud.measure)
+        return y if self.transformation is None or element is None else self.transformation.outputs(y, element)
+
+    def _points(self, cloud: Cloud, element: LieElement | None = None) -> Points:
+        """The points of a cloud in units of the length scale, transformed by the inverse of an element."""
+        # In half precision points that are far from the origin would fall together.
+        points = cloud.coords.to(torch.promote_types(self.inverse_action.dtype, torch.float32))
+        if self.length_scale != 1:
+            points = self.relation.scaled(points, self.length_scale)
         if self.transformation is not None and element is not None:
             # Row vectors, so that the product with the matrix of g is g⁻¹ applied to every point. Not a matrix product,
             # which autocast has in half precision.
             points = (points.unsqueeze(-1) * self.transformation.space(element).to(points)).sum(-2)
-        y = self.attend(x, self._points(points, cloud), cloud.measure)
-        return y if self.transformation is None or element is None else self.transformation.outputs(y, element)
-
-    def _points_in_units(self, coords: Tensor) -> Tensor:
-        """The coordinates of points in units of the length scale."""
-        # In half precision points that are far from the origin would fall together.
-        points = coords.to(torch.promote_types(self.inverse_action.dtype, torch.float32))
-        return points if self.length_scale == 1 else self.relation.scaled(points, self.length_scale)
-
-    def _points(self, points: Tensor, cloud: Cloud) -> Points:
-        """The points of a cloud at the coordinates that the encoding takes."""
         return Points(points, cloud.coords, cloud.edge_index, cloud.batch, self.neighbourhood, cloud.edge_attr)
 
     def attention_maps(
@@ -237,7 +235,7 @@ class PointAttention(PointModule, HeadModule):
             queries = (mask.cumsum(0) - 1).clamp(min=0)[queries]  # their numbers among those that are there
 
         def by_keys(x: Tensor, cloud: Cloud) -> Tensor:
-            call = self.call(x, self._points(self._points_in_units(cloud.coords), cloud), cloud.measure)
+            call = self.call(x, self._points(cloud), cloud.measure)
             return maps_of_points(call, queries.unsqueeze(0), chosen).movedim(-1, 0)
 
         maps = where_present(by_keys, x, cloud, mask).movedim(0, -1)
@@ -324,43 +322,45 @@ class PointAttention(PointModule, HeadModule):
         return Halves(self.opposite, self.first_half, self.order)
 
 
+@dataclass(frozen=True, eq=False)
 class SeenFromPoses:
     """Two points in the frame of every output pose h: ``(G, |H|, A, 1, K, D)``, in memory ``(|H|, D, G, A, K)``.
 
-    Args:
+    Attributes:
         relation: what is seen of two points.
         inverse: ``(|H|, d, d)``; the matrix of the inverse of each element.
     """
 
-    def __init__(self, relation: Relation, inverse: Tensor):
-        self._relation, self._inverse = relation, inverse
+    relation: Relation
+    inverse: Tensor
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        inverse = self._inverse.to(query.dtype)
-        if self._relation.is_offset:
+        inverse = self.inverse.to(query.dtype)
+        if self.relation.is_offset:
             # One axis more: lists of one query are no images to AOTInductor then, whose channels it would have last.
-            offset = self._relation(query.unsqueeze(0), key.unsqueeze(0))
+            offset = self.relation(query.unsqueeze(0), key.unsqueeze(0))
             seen = matmul(inverse.flatten(0, 1).unsqueeze(0), in_rows(offset.flatten(0, 3).T).unsqueeze(0))
             seen = seen.view(*inverse.shape[:2], *offset.shape[1:4]).permute(2, 0, 3, 4, 1)
         else:
-            seen = self._relation(*(from_poses(x, inverse) for x in (query, key))).permute(0, 3, 1, 2, 4)
-        return seen.unsqueeze(3).to(self._inverse.dtype)
+            seen = self.relation(*(from_poses(x, inverse) for x in (query, key))).permute(0, 3, 1, 2, 4)
+        return seen.unsqueeze(3).to(self.inverse.dtype)
 
 
+@dataclass(frozen=True, eq=False)
 class SeenMotion:
     """The logarithm of the motion from every pose of a query to every pose of a key, ``(G, |H|, A, P, K, D)``.
 
-    Args:
+    Attributes:
         linear, constant: ``(|H|, P, D, d)`` and ``(|H|, P, D)``, as functions of the offset.
     """
 
-    def __init__(self, linear: Tensor, constant: Tensor):
-        self._linear, self._constant = linear, constant
+    linear: Tensor
+    constant: Tensor
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         offset = key - query  # G, A, K, d
-        seen = torch.einsum("hpij,gakj->ghapki", self._linear.to(offset.dtype), offset)
-        return (seen + self._constant.to(offset.dtype)[:, None, :, None]).to(self._linear.dtype)
+        seen = torch.einsum("hpij,gakj->ghapki", self.linear.to(offset.dtype), offset)
+        return (seen + self.constant.to(offset.dtype)[:, None, :, None]).to(self.linear.dtype)
 
 
 def maps_of_points(call: PointCall, queries: Tensor, poses: Tensor | None) -> Tensor:

@@ -86,16 +86,6 @@ class Arguments(NamedTuple):
         """How many query poses contribute to an output pose."""
         return self.query_poses if self.sum_query_poses else 1
 
-    @property
-    def score_rows(self) -> int:
-        """S: how many rows of scores a query has."""
-        return self.num_poses * self.summed_poses
-
-    @property
-    def leaves(self) -> dict[str, Tensor | None]:
-        """The tensors of the call that have gradients, by name."""
-        return {name: getattr(self, name) for name in _LEAVES}
-
 
 class Results(NamedTuple):
     """Outputs of the loop, and inputs of its backward pass. Gradients start at zero."""
@@ -127,8 +117,10 @@ def prepared(arguments: Arguments) -> Arguments:
     if pose is not None:
         # Whole vectors.
         arguments = arguments._replace(pose=F.pad(pose, (0, -pose.shape[-1] % (_VECTOR_BYTES // dtype.itemsize))))
-    leaves = arguments.leaves
-    exact: dict[str, Any] = {n: None if t is None else t.to(dtype).contiguous() for n, t in leaves.items()}
+    exact: dict[str, Any] = {}
+    for name in _LEAVES:
+        leaf = getattr(arguments, name)
+        exact[name] = None if leaf is None else leaf.to(dtype).contiguous()
     return arguments._replace(
         **exact,
         queries=arguments.queries.long().contiguous(),
@@ -142,7 +134,7 @@ def _empty(call: Arguments) -> tuple[Tensor, Tensor]:
     """Room for the output, and for what the backward pass makes weights from."""
     heads, queries = len(call.v), call.queries.numel()
     out = call.v.new_zeros(heads, queries, call.num_poses, call.v.shape[-1])
-    return out, call.v.new_empty(heads, queries, call.score_rows, 2)
+    return out, call.v.new_empty(heads, queries, call.num_poses * call.summed_poses, 2)
 
 
 def _packaged(call: Arguments) -> Tensor:
@@ -165,7 +157,7 @@ def _backward_pass(
     whole = () if call.padded else ("features", "extra")
     grads = [
         None if not need or t is None else torch.empty_like(t) if name in whole else torch.zeros_like(t)
-        for (name, t), need in zip(call.leaves.items(), needed, strict=True)
+        for name, t, need in zip(_LEAVES, (getattr(call, name) for name in _LEAVES), needed, strict=True)
     ]
     KERNEL.run(sums.dtype, call, Results(sums=sums, grad=grad.contiguous()), grads)
     return grads
@@ -215,7 +207,7 @@ def _kept(call: Arguments) -> Tensor:
     # As points/normalization.h: of the head, then of the query, then of the row of scores.
     key = _mixed((call.seed & _LOW) + counted(len(call.v), 1, 1))
     key = _mixed(key ^ counted(groups * queries).view(groups, 1, 1, queries))
-    rows = counted(call.score_rows, 1)
+    rows = counted(call.num_poses * call.summed_poses, 1)
     key = _mixed(key + (call.seed >> 32) + rows)  # G, M, S, A
     # The keys of all poses side by side, without those that fill up at the end.
     of_pose = counted(call.keys.shape[1]).add(1).mul(call.keys >= 0).amax(1)

@@ -168,11 +168,12 @@ def _vectors(call: PointCall, padded: bool) -> tuple[tuple[Tensor, ...], Tensor 
 
 def in_place(out: list[Tensor], chunks: list[Chunk], shape: tuple[int, ...]) -> Tensor:
     """The rows of all chunks at the points of their queries, and zeros at points without keys."""
-    stretches = [some.first for some in chunks if some.first is not None]
-    if len(stretches) == len(chunks):
-        out = [out[i] for i in sorted(range(len(out)), key=stretches.__getitem__)]
+    first = list(map(attrgetter("first"), chunks))
+    in_stretches = None not in first
+    if in_stretches:
+        out = list(map(out.__getitem__, sorted(range(len(out)), key=first.__getitem__)))
     rows = out[0] if len(out) == 1 else torch.cat(out)
-    if len(stretches) == len(chunks):
+    if in_stretches:
         return rows
     places = torch.cat([some.queries.flatten() for some in chunks])
     # One row more is for those that fill up; which they are no GPU has to be waited for.
