@@ -263,10 +263,21 @@ def _pairs_on(grid: Grid) -> int:
     return sum(int((grid.rows(q[:, None], keys) >= 0).sum()) for q in keys.split(step))
 
 
+def count_parameters(network: torch.nn.Module) -> int:
+    """The number of trainable numbers in a network.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.nn.summary import count_parameters
+        >>> count_parameters(torch.nn.Linear(3, 2))
+        8
+    """
+    return sum(p.numel() for p in network.parameters() if p.requires_grad)
+
+
 def _row(name: str, module: torch.nn.Module, out: Tensor, operations: int) -> LayerSummary:
-    parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
     memory = out.numel() * out.element_size()
-    return LayerSummary(name, type(module).__name__, tuple(out.shape), parameters, memory, operations)
+    return LayerSummary(name, type(module).__name__, tuple(out.shape), count_parameters(module), memory, operations)
 
 
 def _short(number: int, unit: str = "") -> str:

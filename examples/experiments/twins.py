@@ -7,17 +7,20 @@ from typing import Any
 
 import torch
 
-from examples.experiments.runs import Run, named
+from escnn_attention.models.description import build
+from escnn_attention.nn.summary import count_parameters
+from examples.experiments.runs import Run
 
 
 def parameters(run: Run) -> int:
     """The number of parameters of a run's network."""
-    return count_parameters(run.configuration()["model"]["network"])
+    return parameters_of(run.configuration()["model"]["network"])
 
 
-def count_parameters(network: Mapping[str, Any]) -> int:
+def parameters_of(network: Mapping[str, Any]) -> int:
     """The number of parameters of a network described as in a configuration."""
-    return sum(p.numel() for p in _build(network).parameters() if p.requires_grad)
+    with torch.random.fork_rng(devices=[]):
+        return count_parameters(build(network))
 
 
 def widest(network: Callable[[list[int]], dict[str, Any]], proportions: Sequence[int], budget: int) -> dict[str, Any]:
@@ -30,7 +33,7 @@ def widest(network: Callable[[list[int]], dict[str, Any]], proportions: Sequence
     """
 
     def fits(widths: list[int]) -> bool:
-        return count_parameters(network(widths)) <= budget
+        return parameters_of(network(widths)) <= budget
 
     width = _largest(lambda w: fits([w * part for part in proportions]))
     widths = [width * part for part in proportions]
@@ -48,17 +51,3 @@ def _largest(fits: Callable[[int], bool], least: int = 1) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _build(network: Mapping[str, Any]) -> torch.nn.Module:
-    arguments = {name: _made(value) for name, value in network["init_args"].items()}
-    space = arguments.pop("gspace")
-    with torch.random.fork_rng(devices=[]):
-        return named(network["class_path"])(space, **arguments)
-
-
-def _made(value: Any) -> Any:
-    """An argument, built if it is described by its class."""
-    if isinstance(value, Mapping) and "class_path" in value:
-        return named(value["class_path"])(**value.get("init_args", {}))
-    return value

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from jsonargparse import ArgumentParser
-
 from examples.experiments.runs import DATA, NETWORK, Run
+from examples.experiments.twins import parameters
 
 _CONFIGURATIONS = Path(__file__).parent / "configurations"
 _MODELNET40_DATA = "escnn_attention.training.ModelNet40"
@@ -85,16 +82,6 @@ class Experiment:
             fields += heads
         candidates = [twin(fields), twin(fields + heads)]
         return min(candidates, key=lambda candidate: abs(parameters(candidate) - budget))
-
-
-def parameters(run: Run) -> int:
-    """The number of parameters of a run's network."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--network", type=torch.nn.Module)
-    network = copy.deepcopy(run.configuration()["model"]["network"])
-    with torch.random.fork_rng(devices=[]):
-        built = parser.instantiate_classes(parser.parse_object({"network": network})).network
-    return sum(p.numel() for p in built.parameters() if p.requires_grad)
 
 
 def _at(config: Any, path: str) -> Any:

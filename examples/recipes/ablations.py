@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from escnn_attention.nn.summary import count_parameters
 from escnn_attention.training.comparison.compare import Reporter, configure, train
 from escnn_attention.training.comparison.measure import (
     ANY_ANGLE,
@@ -26,7 +27,7 @@ from escnn_attention.training.comparison.measure import (
     measure_accuracies,
     orient,
 )
-from escnn_attention.training.comparison.networks import count_parameters, gspace_by_name
+from escnn_attention.training.comparison.networks import gspace_by_name
 from escnn_attention.training.comparison.settings import Settings
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file

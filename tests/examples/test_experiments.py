@@ -17,7 +17,7 @@ from escnn_attention.training.errors import UserError
 from examples.experiments.half_size import HalfCIFAR10, HalfPatchCamelyon, HalfRotMNIST
 from examples.experiments.report import execute_all, markdown, marked
 from examples.experiments.runs import DATA, NETWORK, Run, execute
-from examples.experiments.twins import count_parameters, parameters, widest
+from examples.experiments.twins import parameters, parameters_of, widest
 from examples.experiments.two_classes import AirplanesAndCars
 from tests import samples
 
@@ -241,9 +241,9 @@ def test_the_widest_network_within_a_budget():
     for budget in (1_000, 1_500, 1_501):
         widths = widest(_network, (1, 2), budget)["init_args"]["widths"]
         assert widths[1] >= 2 * widths[0]
-        assert count_parameters(_network(widths)) <= budget
-        assert count_parameters(_network([widths[0], widths[1] + 1])) > budget
-        assert count_parameters(_network([widths[0] + 1, 2 * (widths[0] + 1)])) > budget
+        assert parameters_of(_network(widths)) <= budget
+        assert parameters_of(_network([widths[0], widths[1] + 1])) > budget
+        assert parameters_of(_network([widths[0] + 1, 2 * (widths[0] + 1)])) > budget
     assert widest(_network, (1, 2), 0)["init_args"]["widths"] == [1, 2]
 
 

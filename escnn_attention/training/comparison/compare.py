@@ -19,6 +19,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from escnn_attention.nn.summary import count_parameters
 from escnn_attention.training.comparison.measure import (
     ANY_ANGLE,
     UPRIGHT,
@@ -30,7 +31,7 @@ from escnn_attention.training.comparison.measure import (
     measure_equivariance_error,
     orient,
 )
-from escnn_attention.training.comparison.networks import TITLES, count_parameters, describe_network, gspace_by_name
+from escnn_attention.training.comparison.networks import TITLES, describe_network, gspace_by_name
 from escnn_attention.training.comparison.settings import LARGEST_SEED, Settings
 from escnn_attention.training.errors import UserError, as_user_error
 from escnn_attention.training.experiment import LAST, load_network, run_experiment

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from escnn.gspaces import GSpace
-from torch import nn
 
 from escnn_attention.models.description import build
 from escnn_attention.models.registry import description_of
+from escnn_attention.nn.summary import count_parameters
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.network import build_described
 
@@ -79,11 +79,6 @@ def gspace_by_name(name: str) -> GSpace:
     """
     space: GSpace = build(describe_gspace(name))
     return space
-
-
-def count_parameters(network: nn.Module) -> int:
-    """The number of trainable numbers in ``network``."""
-    return sum(p.numel() for p in network.parameters() if p.requires_grad)
 
 
 def describe_network(name: str, group: str, size: int, num_classes: int, parameters: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from escnn_attention._checks import reason_of
 from escnn_attention.models.limits import within
+from escnn_attention.nn.summary import count_parameters
 from escnn_attention.training.data.images.base import PublishedImages
 from escnn_attention.training.data.images.own import OwnImages
 from escnn_attention.training.errors import UserError, as_misuse, as_user_error
@@ -372,7 +373,7 @@ class ExperimentCLI(LightningCLI):
             Path(self.config[self.subcommand]["ckpt_path"]),
             self.trainer.callback_metrics,
             {
-                "parameters": sum(p.numel() for p in self.model.network.parameters() if p.requires_grad),
+                "parameters": count_parameters(self.model.network),
                 "seed": self.config[self.subcommand]["seed_everything"],
             },
             self.facts,

@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from escnn_attention.models.registry import description_of
+from escnn_attention.nn.summary import count_parameters
 from escnn_attention.training.comparison import networks
 from escnn_attention.training.comparison.measure import measure_equivariance_error
 from escnn_attention.training.comparison.networks import (
     TITLES,
-    count_parameters,
     describe_network,
     gspace_by_name,
 )
