@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import atexit
 import gc
+import multiprocessing
 import os
 import random
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +119,36 @@ def run_python(fresh_python: FreshPython) -> Callable[..., str]:
         return done.output
 
     return run
+
+
+def _on_one_thread(function: Callable, arguments: tuple, environment: dict) -> None:
+    os.environ.update(environment)
+    import torch
+
+    torch.set_num_threads(1)
+    function(*arguments)
+
+
+@pytest.fixture
+def fork() -> Iterator[Callable[..., BaseProcess]]:
+    """Starts a function in a fork of this process, which has imported what takes seconds, with more in its environment.
+
+    What the function leaves behind has to be in a file.
+    """
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("needs fork")
+    started = []
+
+    def start(function: Callable, *arguments: object, **environment: str) -> BaseProcess:
+        context = multiprocessing.get_context("fork")
+        started.append(context.Process(target=_on_one_thread, args=(function, arguments, environment)))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.join()
 
 
 @pytest.fixture(scope="session")

@@ -1,20 +1,19 @@
 """Nothing that a file describes is built that could not belong to the weights beside it."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from escnn import gspaces
 
+from escnn_attention import models
 from escnn_attention.models import CNN
 from escnn_attention.models.description import DescriptionError
 from escnn_attention.models.limits import check_numbers, within
-
-ROOT = Path(__file__).parents[2]
+from escnn_attention.models.weights_file import digest_of
 
 
 def group(name, **arguments):
@@ -26,7 +25,7 @@ HOSTILE = [
     {"widths": [10**9, 4]},
     {"widths": [4, -(10**9)]},
     {"widths": [[[10**9]], 4]},
-    {"widths": [1000, 1000]},
+    {"widths": [300, 300]},
     {"attention": [0, 10**6]},
     {"attention": [0, 900]},
     {"convolutions": [900, 1]},
@@ -46,46 +45,36 @@ HOSTILE = [
     {"block": {"qk_norm": 10**9}},
 ]
 
-SCRIPT = """
-import json, resource, sys, tempfile, time
-from pathlib import Path
-from escnn import gspaces
-from escnn_attention import models
-from escnn_attention.models.weights_file import digest_of
 
-folder = Path(tempfile.mkdtemp())
-small = {"widths": (4, 4), "convolutions": (1, 1), "attention": (0, 1), "kernel_size": 3, "num_heads": 2}
-models.HybridNet(gspaces.rot2dOnR2(4), 1, 3, **small).save_pretrained(folder)
-path = folder / "config.json"
-content = json.loads(path.read_text())
-used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, 2 * (used + (3 << 30),))
-resource.setrlimit(resource.RLIMIT_CPU, 2 * (int(time.process_time()) + 60,))
-for change in json.loads(sys.argv[1]):
-    changed = content | change
-    path.write_text(json.dumps(changed | {"sha256": digest_of(changed, folder / "model.safetensors")}))
-    start = time.process_time()
-    try:
-        models.from_pretrained(folder)
-        print("loaded")
-    except ValueError as error:
-        print(f"{time.process_time() - start:.1f} s: {error}")
-"""
+def load_hostile(folder: Path) -> None:
+    """Load all of them with three gibibytes more than there are, and in a minute; write what is said of each."""
+    import resource
+
+    small = {"widths": (4, 4), "convolutions": (1, 1), "attention": (0, 1), "kernel_size": 3, "num_heads": 2}
+    models.HybridNet(gspaces.rot2dOnR2(4), 1, 3, **small).save_pretrained(folder)
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, 2 * (used + (3 << 30),))
+    resource.setrlimit(resource.RLIMIT_CPU, 2 * (int(time.process_time()) + 60,))
+    found = []
+    for change in HOSTILE:
+        changed = content | change
+        path.write_text(json.dumps(changed | {"sha256": digest_of(changed, folder / "model.safetensors")}))
+        try:
+            models.from_pretrained(folder)
+            found.append("loaded")
+        except ValueError as error:
+            found.append(str(error))
+    (folder / "found.json").write_text(json.dumps(found))
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="limits of memory")
-def test_hostile_sizes_take_neither_memory_nor_time():
-    """All of them in one process with three gibibytes more than it has, and a minute."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, json.dumps(HOSTILE)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert process.returncode == 0, process.stderr
-    found = process.stdout.splitlines()
+def test_hostile_sizes_take_neither_memory_nor_time(fork, tmp_path):
+    process = fork(load_hostile, tmp_path)
+    process.join(timeout=200)
+    assert process.exitcode == 0
+    found = json.loads((tmp_path / "found.json").read_text())
     assert len(found) == len(HOSTILE)
     for line in found:
         assert "cannot build its HybridNet: " in line

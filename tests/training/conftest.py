@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -91,34 +89,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def _on_one_thread(function: Callable, arguments: tuple, environment: dict) -> None:
-    os.environ.update(environment)
-    torch.set_num_threads(1)
-    function(*arguments)
-
-
-@pytest.fixture
-def fork() -> Iterator[Callable[..., BaseProcess]]:
-    """Starts a function in a fork of this process, which has imported what takes seconds, with more in its environment.
-
-    What the function leaves behind has to be in a file.
-    """
-    if "fork" not in multiprocessing.get_all_start_methods():
-        pytest.skip("needs fork")
-    started = []
-
-    def start(function: Callable, *arguments: object, **environment: str) -> BaseProcess:
-        context = multiprocessing.get_context("fork")
-        started.append(context.Process(target=_on_one_thread, args=(function, arguments, environment)))
-        started[-1].start()
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.join()
 
 
 @pytest.fixture
