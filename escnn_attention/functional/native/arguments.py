@@ -139,7 +139,8 @@ class Structure(Generic[Arguments, Results]):
             gradients: of the differentiable arguments, None for those that need none; without it, of none.
         """
         arrays = list(map(arguments.__getitem__, self._arrays))
-        integers = list(map(arguments.__getitem__, self._integers))
+        # Programs take no bool beside symbolic sizes.
+        integers = [int(arguments[i]) if type(arguments[i]) is bool else arguments[i] for i in self._integers]
         for places in self._sizes:
             for i, axis in places:
                 if (array := arguments[i]) is not None:
