@@ -168,7 +168,7 @@ class WhoSeesWhom(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="exported files")
 @pytest.mark.parametrize("rule", [Neighbourhood(None, 5), Neighbourhood(1.1), Neighbourhood(1.1, 5)], ids=str)
 def test_onnx_finds_those_that_are_there_and_near(rule):
     """Also in clouds of fewer points than neighbours, at just about the radius, and nowhere."""

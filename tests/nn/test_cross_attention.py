@@ -978,9 +978,8 @@ def test_points_of_one_set_are_point_self_attention():
     torch.testing.assert_close(layer(x, x).tensor, own(x).tensor)
 
 
-@pytest.mark.parametrize("encoding", ["mlp", "none"])
-def test_clouds_of_points_are_apart(encoding):
-    """A batch of clouds of any sizes, in any order, with hidden keys, is cloud by cloud; and so in programs."""
+def clouds_of_points(encoding):
+    """A layer, and its arguments of two clouds with hidden keys that hold anything."""
     tokens, atoms = mixed(sequence(C4)), mixed(C4)
     layer = drawn(
         GroupCrossAttention(tokens, atoms, tokens, head_fields=4, encoding=encoding, value_type=regular(C4, 1))
@@ -991,6 +990,23 @@ def test_clouds_of_points_are_apart(encoding):
     hidden[[2, 4]] = True
     y.tensor[hidden] = torch.nan
     y.coords[hidden] = torch.inf
+    return layer, x, y, z, hidden, batch
+
+
+@pytest.mark.sampled(2, of="programs of points")
+@pytest.mark.parametrize("encoding", ["mlp", "none"])
+def test_clouds_of_points_in_programs(encoding):
+    layer, x, y, z, hidden, batch = clouds_of_points(encoding)
+    arguments = (x.tensor, y.tensor, z.tensor, hidden, None, y.coords, None, batch)
+    made = torch.export.export(layer.export(), arguments).module()(*arguments)
+    torch.testing.assert_close(made, layer(x, y, z, hidden, key_batch=batch).tensor)
+
+
+@pytest.mark.parametrize("encoding", ["mlp", "none"])
+def test_clouds_of_points_are_apart(encoding):
+    """A batch of clouds of any sizes, in any order, with hidden keys, is cloud by cloud."""
+    layer, x, y, z, hidden, batch = clouds_of_points(encoding)
+    tokens, atoms = x.type, y.type
     found = layer(x, y, z, hidden, key_batch=batch).tensor
     for i in range(2):
         some = (batch == i) & ~hidden
@@ -1000,7 +1016,6 @@ def test_clouds_of_points_are_apart(encoding):
         torch.testing.assert_close(found[i : i + 1], alone)
     arguments = (x.tensor, y.tensor, z.tensor, hidden, None, y.coords, None, batch)
     torch.testing.assert_close(layer.export()(*arguments), found)
-    torch.testing.assert_close(torch.export.export(layer.export(), arguments).module()(*arguments), found)
     back = drawn(GroupCrossAttention(atoms, tokens, atoms, head_fields=4))
     y.tensor[hidden], y.coords[hidden] = 1.0, 0.0
     together = back(y, x, query_batch=batch).tensor
@@ -1068,20 +1083,31 @@ def test_values_and_gradients_between_points_are_those_of_the_formula(name, enco
     assert encoding == "none" or (outputs[0] - expected(0.2)).abs().max() > 1e-5
 
 
+def near_by(name):
+    fields = mixed(D4)
+    layer = drawn(GroupCrossAttention(fields, fields, fields, 2, head_fields=4, length_scale=1.0, **NEAR[name]))
+    return layer, points_of(fields, 5), points_of(fields, 9, 1)
+
+
+@pytest.mark.sampled(2, of="programs of points")
+@pytest.mark.parametrize("name", ["both", "box"])
+def test_points_near_by_in_programs(name):
+    layer, x, y = near_by(name)
+    arguments = (x.tensor, y.tensor, None, None, x.coords, y.coords)
+    made = torch.export.export(layer.export(), arguments).module()(*arguments)
+    torch.testing.assert_close(made, layer(x, y).tensor)
+
+
 @pytest.mark.parametrize("name", NEAR)
 def test_points_near_by(name):
-    """Equivariant, by every backend, in programs, and as the edges to the same keys say; farther keys matter not."""
+    """Equivariant, by every backend, and as the edges to the same keys say; farther keys matter not."""
     options, fields = NEAR[name], mixed(D4)
-    x, y = points_of(fields, 5), points_of(fields, 9, 1)
-    layer = drawn(GroupCrossAttention(fields, fields, fields, 2, head_fields=4, length_scale=1.0, **options))
+    layer, x, y = near_by(name)
     assert error_of(layer, x, y) < TOLERANCE
     expected = layer(x, y).tensor
     for backend in ("reference", "neighbours"):
         layer.plain.backend = backend
         torch.testing.assert_close(layer(x, y).tensor, expected)
-    arguments = (x.tensor, y.tensor, None, None, x.coords, y.coords)
-    if name in ("both", "box"):
-        torch.testing.assert_close(torch.export.export(layer.export(), arguments).module()(*arguments), expected)
     edges = as_edges(x, y, **options)
     along = drawn(GroupCrossAttention(fields, fields, fields, 2, head_fields=4, period=options.get("period")))
     along.load_state_dict(layer.state_dict(), strict=False)
