@@ -242,6 +242,7 @@ CASES = {
     "GroupSelfAttention, stride": Case(attention(stride=2), shape=(2, 5, 5)),
     "GroupSelfAttention, scale factor": Case(attention(scale_factor=2), shape=(2, 4, 4)),
     "GroupSelfAttention, shared": Case(attention(keys="own", shared_scores=True)),
+    "GroupSelfAttention, convolved": Case(attention(projection_kernel_size=3), shape=(2, 5, 5)),
     "GroupSelfAttention, registers": Case(attention(registers=2)),
     "GroupSelfAttention, normalised": Case(attention(qk_norm=True)),
     "GroupSelfAttention, all": Case(attention(query="all"), shape=(2, 5, 5)),

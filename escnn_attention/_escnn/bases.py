@@ -2,7 +2,7 @@ r"""Makes escnn's convolutions exact in float64.
 
 escnn samples the bases of its kernels in float32, so that a convolution in float64 commutes with the group to 1e-7
 only. :func:`register` has a convolution that is cast from float32 to float64 project its bases onto the equivariant
-kernels, where S are the elements g of a finite fiber group that map the points of the kernel onto themselves:
+kernels, where S are the elements g of the fiber group that map the points of the kernel onto themselves:
 
 .. math:: K(x) \leftarrow \frac{1}{|S|} \sum_{g \in S} \rho_\text{out}(g)^{-1} K(gx) \rho_\text{in}(g)
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from escnn.group import O3, SO3, Group, GroupElement
 from escnn.gspaces import GSpace
 from escnn.nn import Linear
 from escnn.nn.modules.basismanager.basisexpansion_singleblock import SingleBlockBasisExpansion
@@ -32,6 +33,17 @@ def register() -> None:
         kind._apply = _apply
         kind._load_from_state_dict = _load_map
     SingleBlockBasisExpansion._load_from_state_dict = _load_basis
+
+
+def elements_of(group: Group) -> list[GroupElement]:
+    """All elements of a finite group; for a continuous one escnn's testing elements and the rotations of a cube."""
+    if not group.continuous:
+        return list(group.elements)
+    elements = list(group.testing_elements())
+    if isinstance(group, (SO3, O3)):
+        # escnn tests with the rotations of an icosahedron, which lack half of those of a cube.
+        elements += [g for g in group.grid("cube") if g not in elements]
+    return elements
 
 
 def _apply(self: Any, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -68,17 +80,15 @@ def _expand_again(module: Any) -> None:
 @torch.no_grad()
 def _project(module: Any) -> None:
     expansion, group = module.basisexpansion, module.in_type.fibergroup
-    if group.continuous:
-        return
-    elements = list(group.elements)
+    elements = elements_of(group)
 
     def matrices(fields: Any, chosen: list[Any], like: Tensor) -> Tensor:
         return torch.from_numpy(np.stack([fields(g) for g in chosen])).to(like)
 
-    if module.bias is not None:
-        expanded = module.bias_expansion
-        module.bias_expansion = matrices(module.out_type.representation, elements, expanded).mean(0) @ expanded
     kept, moves = _stabiliser(module.space, elements, expansion.points)
+    if module.bias is not None:
+        expanded, those = module.bias_expansion, kept if group.continuous else elements
+        module.bias_expansion = matrices(module.out_type.representation, those, expanded).mean(0) @ expanded
     sources, targets = ({r.name: r for r in fields} for fields in (expansion._in_reprs, expansion._out_reprs))
     for pair in expansion._representations_pairs:
         block = getattr(expansion, f"block_expansion_{expansion._escape_pair(pair)}")
@@ -92,10 +102,16 @@ def _project(module: Any) -> None:
 
 
 def _stabiliser(space: GSpace, elements: list[Any], points: np.ndarray) -> tuple[list[Any], list[np.ndarray]]:
-    """The elements that map points onto each other, and the number of the point to which each takes each."""
+    """The elements that map points onto each other, and the number of the point to which each takes each.
+
+    Of a continuous group those that map a grid onto itself, which are a group for the centre alone, too.
+    """
     kept, moves = [], []
     for element in elements:
-        moved = points @ space.basespace_action(element).T if points.any() else points
+        action = space.basespace_action(element)
+        if space.fibergroup.continuous and not np.isclose(np.abs(action), np.abs(action).round(), atol=1e-6).all():
+            continue
+        moved = points @ action.T if points.any() else points
         met = np.isclose(moved[:, None], points, atol=1e-6).all(-1)
         if met.any(1).all():
             kept.append(element)

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from escnn.group import O3, SO3, Group, GroupElement
+from escnn.group import GroupElement
 from escnn.gspaces import GSpace, GSpace2D, GSpace3D
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor, R2Conv, R3Conv, SequentialModule
 
+from escnn_attention._escnn.bases import elements_of
 from escnn_attention.equivariance.features import (
     features_on_grid,
     features_on_points,
@@ -541,17 +542,6 @@ def layers_of(module: EquivariantModule, prefix: str = "") -> Iterator[tuple[str
                 yield from layers_of(child, f"{prefix}{name}.")
             else:
                 yield f"{prefix}{name} ({type(child).__name__})", child
-
-
-def elements_of(group: Group) -> list[GroupElement]:
-    """All elements of a finite group; for a continuous one escnn's testing elements and the rotations of a cube."""
-    if not group.continuous:
-        return list(group.elements)
-    elements = list(group.testing_elements())
-    if isinstance(group, (SO3, O3)):
-        # escnn tests with the rotations of an icosahedron, which lack half of those of a cube.
-        elements += [g for g in group.grid("cube") if g not in elements]
-    return elements
 
 
 def maps_grid(space: GSpace, element: GroupElement) -> bool:

@@ -143,12 +143,24 @@ class _Parts:
         return y
 
 
-class _OnTensors(torch.nn.Module):
-    """A copy of an equivariant module, from the tensor of its input to that of its output."""
+class OnTensors(torch.nn.Module):
+    """An equivariant module on grids, from the tensor of its input to that of its output."""
 
     def __init__(self, module: EquivariantModule):
         super().__init__()
-        self.module = copy.deepcopy(module)
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The module on features ``(B, in_type.size, *space)``."""
+        y: Tensor = self.module(GeometricTensor(x, self.module.in_type)).tensor
+        return y
+
+
+class _Copy(OnTensors):
+    """A copy of an equivariant module, which can be traced."""
+
+    def __init__(self, module: EquivariantModule):
+        super().__init__(copy.deepcopy(module))
         for part in self.module.modules():
             if type(part).__module__.partition(".")[0] != "escnn":
                 continue
@@ -157,11 +169,6 @@ class _OnTensors(torch.nn.Module):
                 if buffer.dtype == torch.long and buffer.shape == (2,):
                     delattr(part, name)
                     setattr(part, name, buffer.tolist())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The module on features ``(B, in_type.size, *space)``."""
-        y: Tensor = self.module(GeometricTensor(x, self.module.in_type)).tensor
-        return y
 
 
 def _without_export(module: EquivariantModule) -> torch.nn.Module:
@@ -178,7 +185,7 @@ def _without_export(module: EquivariantModule) -> torch.nn.Module:
             f"exported: {name} reads coordinates and edges, and has no export; needed PointSelfAttention or"
             " PointTransformer, whose export() takes them"
         )
-    return _OnTensors(module)
+    return _Copy(module)
 
 
 def compile_package(

@@ -14,6 +14,7 @@ from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import BatchNorm, image_type
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import check_options, option_names
+from escnn_attention.nn.field_convolution import convolution_of
 from escnn_attention.nn.invariants import AttentionPool
 from escnn_attention.nn.norms import FieldLayerNorm, check_norm_kind, norm_of
 from escnn_attention.nn.pointwise import SiLU
@@ -192,9 +193,7 @@ def steerable_convolution(
     in_type: FieldType, out_type: FieldType, kernel_size: int, padding_mode: str = "zeros"
 ) -> SequentialModule:
     """A convolution of escnn that keeps the grid, batch norm and ReLU."""
-    # Without recompute=True equal convolutions share a basis, and a change of precision would affect other networks.
-    options = {"padding": kernel_size // 2, "padding_mode": padding_mode, "bias": False, "recompute": True}
-    convolution = _CONVOLUTIONS[in_type.gspace.dimensionality](in_type, out_type, kernel_size, **options)
+    convolution = convolution_of(in_type, out_type, kernel_size, padding_mode=padding_mode)
     return SequentialModule(convolution, BatchNorm(out_type), ReLU(out_type, inplace=True))
 
 

@@ -283,6 +283,8 @@ class GridOptions(HeadOptions, total=False):
     scale_factor: int
     normalization: Normalization
     poses: Subgroup
+    projection_kernel_size: int
+    projection_filters: int | None
 
 
 class WindowOptions(HeadOptions, total=False):
@@ -296,6 +298,8 @@ class WindowOptions(HeadOptions, total=False):
     padding_mode: PaddingMode
     normalization: Normalization
     poses: Subgroup
+    projection_kernel_size: int
+    projection_filters: int | None
     backend: str
     samples: Samples | int | None
 

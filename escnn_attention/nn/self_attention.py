@@ -37,6 +37,7 @@ from escnn_attention.nn.arguments import (
     option_names,
     shown,
 )
+from escnn_attention.nn.field_convolution import export_parts, field_convolution
 from escnn_attention.nn.heads import (
     Heads,
     check_poses,
@@ -46,6 +47,7 @@ from escnn_attention.nn.heads import (
     shown_heads,
 )
 from escnn_attention.nn.module import MaskedModule
+from escnn_attention.plain.field_convolution import FieldConvolution
 from escnn_attention.plain.projections import AttentionMode, GroupTables, padded, with_registers
 from escnn_attention.plain.self_attention import Resampling, SelfAttention
 
@@ -302,6 +304,11 @@ class GroupSelfAttention(MaskedModule):
         normalization: ``"softmax"``, or ``"count"``: scores divided by the measure of all keys, which may be negative.
             The cost then grows linearly with the number of positions. For global attention without ``dropout``, with an
             encoding that factorises: Fourier, rotary, absolute, none.
+        projection_kernel_size: the odd width of a steerable convolution :math:`\psi` of escnn in front of the
+            projections, which read :math:`\psi \star f` in place of f, so that queries, keys and values see the
+            neighbours of their position; 1 for none. Beyond the grid are zeros, or the other side of a torus.
+        projection_filters: the number of filters of each field, each of this field alone: a depthwise convolution. None
+            for a single one from all fields to all.
         poses: the id of a subgroup K of a finite fiber group, as of ``gspace.quotient_repr``: queries, keys and values
             are functions on the cosets H/K, so that there are :math:`|K|` times fewer poses. The encoding is its mean
             :math:`\frac1{|K|}\sum_k \rho(k^{-1}\delta)`, with a table over the double cosets
@@ -320,8 +327,8 @@ class GroupSelfAttention(MaskedModule):
         ValueError: another gspace, heads that do not divide the fields, an even kernel, an unknown option, a window
             that the group does not preserve, ``causal`` without an axis of time, a torus that the group or the encoding
             does not keep, a ``stride`` or ``scale_factor`` with another of these, ``normalization="count"`` with a
-            window, ``dropout`` or an encoding that does not factorise; in the forward pass a window that
-            reaches around the torus, a size that the stride does not fit.
+            window, ``dropout`` or an encoding that does not factorise, a convolution where escnn has none; in the
+            forward pass a window that reaches around the torus, a size that the stride does not fit.
         NotImplementedError: the fiber group is continuous and there are no samples.
 
     Example:
@@ -339,7 +346,9 @@ class GroupSelfAttention(MaskedModule):
     Bekkers et al., "Fast, Expressive SE(n) Equivariant Networks through Weight-Sharing in Position-Orientation Space",
     ICLR 2024, for poses that are cosets;
     Hutchinson et al., "LieTransformer", ICML 2021, for ``query="own"``; Darcet et al., "Vision
-    Transformers Need Registers", ICLR 2024; Henry et al., "Query-Key Normalization for Transformers", 2020.
+    Transformers Need Registers", ICLR 2024; Henry et al., "Query-Key Normalization for Transformers", 2020; Wu et al.,
+    "CvT: Introducing Convolutions to Vision Transformers", ICCV 2021, and Zaheer et al., "REViT: Roto-reflection
+    Equivariant Convolutional Vision Transformer", ICML 2026, for projections with convolutions.
     """
 
     plain: SelfAttention
@@ -375,15 +384,18 @@ class GroupSelfAttention(MaskedModule):
         causal = check_bool("is_causal", given.pop("is_causal", False)) or causal
         circular = padding_mode == "circular"
         resampling = _choose_resampling(given.pop("stride", 1), given.pop("scale_factor", 1), circular)
+        filters = given.pop("projection_kernel_size", 1), given.pop("projection_filters", 1)
         whole, subgroup = fibers(in_type.gspace, as_samples(samples)), given.pop("poses", None)
         group = whole if subgroup is None else fibers(in_type.gspace, subgroup=subgroup)
         heads = Heads.choose(out_type, num_heads, group, **given)
+        seen = choose_window(whole, in_type, kernel_size, window, dilation, causal=causal, padding_mode=padding_mode)
+        convolution, read = field_convolution(in_type, *filters, circular=circular)
         encoding = as_encoding(encoding)
         check_poses(heads, encoding)
         needs = heads.needs(encoding, mode)
         check_shared(shared_scores, query, keys, encoding, group)
         lifts = self._scalars_only or (
-            not shared_scores and heads.projection == "group" and sees_scalars(in_type, encoding, heads, query, keys)
+            not shared_scores and heads.projection == "group" and sees_scalars(read, encoding, heads, query, keys)
         )
         weight = query_weight(out_type, group, query, lifts=lifts)
         # The term of the pose of the keys, where a query sees keys of one pose, is the same for all of them.
@@ -391,13 +403,12 @@ class GroupSelfAttention(MaskedModule):
             1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.relations + heads.registers
         )
         poses = has_pose_term(encoding, query, keys, lifts=lifts)
-        seen = choose_window(whole, in_type, kernel_size, window, dilation, causal=causal, padding_mode=padding_mode)
         _check_resampling(resampling, seen, group.dimension)
         check_on_torus(encoding, seen)
         _check_count(mode, seen, encoding)
         tables = tables_of(group, num_poses, heads.registers, poses=poses, weighs=keys == "all" and not lifts)
         plain = SelfAttention(
-            heads.read(in_type, needs, scalars=lifts),
+            heads.read(read, needs, scalars=lifts),
             heads.write(out_type),
             bind(encoding, heads, seen, num_poses, poses=poses),
             tables,
@@ -405,13 +416,15 @@ class GroupSelfAttention(MaskedModule):
             mode,
             needs,
             query_weight=weight,
-            transformation=random_transformation(in_type, out_type, group),
+            transformation=random_transformation(read, out_type, group),
             resampling=resampling,
+            convolution=convolution,
         )
         super().__init__(in_type, out_type, heads.complete(plain))
         self.num_heads = heads.number
         self.head_fields = heads.channels
         self.samples, self.poses = group.samples, subgroup
+        self.projection_kernel_size, self.projection_filters = filters
 
     def attention_maps(
         self,
@@ -461,6 +474,12 @@ class GroupSelfAttention(MaskedModule):
         batch, size, *space = super().evaluate_output_shape(input_shape)
         return (batch, size, *self.plain.resampling.shape(space))
 
+    def export(self) -> torch.nn.Module:
+        plain = super().export()
+        if isinstance(plain.convolution, FieldConvolution):
+            export_parts(plain.convolution)
+        return plain
+
     def extra_repr(self) -> str:
         core = self.plain
         window = core.window
@@ -469,8 +488,9 @@ class GroupSelfAttention(MaskedModule):
         parts += shown(dilation=(window.dilation, 1), causal=(window.causal, False))
         parts += shown(padding_mode=("circular" if window.circular else "none", "none"))
         parts += shown(stride=(core.resampling.stride, 1), scale_factor=(core.resampling.scale_factor, 1))
-        parts += [*shown(poses=(self.poses, None)), *shown_heads(core)]
-        parts += [*shown(samples=(self.samples, None), backend=(core.backend, None))]
+        parts += shown(projection_kernel_size=(self.projection_kernel_size, 1))
+        parts += shown(projection_filters=(self.projection_filters, 1), poses=(self.poses, None))
+        parts += [*shown_heads(core), *shown(samples=(self.samples, None), backend=(core.backend, None))]
         return ", ".join(parts)
 
 
@@ -539,8 +559,10 @@ class LiftingSelfAttention(GroupSelfAttention):
         in_type: trivial fields only. :class:`GroupSelfAttention` lifts every other type.
         out_type, num_heads, kernel_size: as in :class:`GroupSelfAttention`.
         options: ``head_fields``, ``encoding``, ``window``, ``dilation``, ``causal``, ``padding_mode``, ``stride``,
-            ``scale_factor``, ``dropout``, ``qk_norm``, ``registers``, ``bias``, ``normalization``, ``backend`` and
-            ``samples`` as in :class:`GroupSelfAttention`; ``projection``, that of the output.
+            ``scale_factor``, ``dropout``, ``qk_norm``, ``registers``, ``bias``, ``normalization``,
+            ``projection_kernel_size``, ``projection_filters``, ``poses``, ``backend`` and ``samples`` as in
+            :class:`GroupSelfAttention`; ``projection``, that of the output. With ``poses``, the id of a subgroup K,
+            heads give functions on the cosets H/K, whose encoding is a mean over K.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.

@@ -103,6 +103,7 @@ class SelfAttention(HeadModule):
             :class:`~escnn_attention.plain.projections.Scalars` queries, keys and values have no poses, and all output
             poses share the scores of the content.
         resampling: where the outputs are.
+        convolution: what features pass through before they are projected; None for nothing.
     """
 
     def __init__(
@@ -118,10 +119,12 @@ class SelfAttention(HeadModule):
         query_weight: float = 1.0,
         transformation: RandomTransformation | None = None,
         resampling: Resampling = Resampling(),
+        convolution: torch.nn.Module | None = None,
     ):
         parts = (project_in, project_out, encoding, needs, tables, mode)
         super().__init__(*parts, query_weight=query_weight, transformation=transformation)
         self.window, self.resampling, self.resizes = window, resampling, resampling.resizes
+        self.convolution = convolution
         # Kernels of Triton read positions side by side; PyTorch's fused attention reads channels side by side.
         of_offsets = encoding.form in ("offsets", "features") and not encoding.absolute
         self.has_table = window.kernel_size is not None or of_offsets
@@ -160,6 +163,8 @@ class SelfAttention(HeadModule):
 
         Those that a mask ``(B, N)`` hides are not attended to.
         """
+        if self.convolution is not None:
+            x = self.convolution(x)
         if element is not None:
             assert self.transformation is not None
             x = self.transformation.inputs(x, element, inverse=True)
@@ -178,9 +183,13 @@ class SelfAttention(HeadModule):
         if self.shared_scores and poses is not None:
             poses = [0] * len(poses)  # all alike
         chosen = None if poses is None else torch.tensor(poses, device=x.device)
+        if mask is not None:
+            x = x.masked_fill(~mask.unsqueeze(1), 0.0)
+        if self.convolution is not None:
+            x = self.convolution(x)
+        call = self.call(x, self.positions(x))
         if mask is None:
-            return maps_of(self.call(x, self.positions(x)), queries, chosen, x.shape[2:])
-        call = self.call(x.masked_fill(~mask.unsqueeze(1), 0.0), self.positions(x))
+            return maps_of(call, queries, chosen, x.shape[2:])
         maps = maps_of(replace(call, bias=hidden(call.bias, mask.flatten(1))), queries, chosen, x.shape[2:])
         seen = self.resampling(mask, 1).flatten(1)[:, queries.to(x.device)]
         return maps.masked_fill(~seen.view(len(x), 1, 1, -1, *[1] * (maps.dim() - 4)), 0.0)

@@ -10,6 +10,8 @@ from escnn import gspaces, nn
 from escnn.nn.modules.conv.rd_convolution import _RdConv
 
 from escnn_attention import equivariance_report
+from escnn_attention._escnn.bases import elements_of
+from escnn_attention.equivariance.report import maps_grid
 
 SPACES = {
     "C4": lambda: gspaces.rot2dOnR2(4),
@@ -57,6 +59,29 @@ def test_transposed_and_linear_maps_are_exact():
     x = fields(torch.randn(2, fields.size).double())
     for g in space.testing_elements:
         torch.testing.assert_close(linear(x.transform(g)).tensor, linear(x).transform(g).tensor, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("make", [lambda: gspaces.flipRot2dOnR2(-1), gspaces.rot3dOnR3], ids=["O(2)", "SO(3)"])
+@pytest.mark.parametrize("kernel_size", [1, 3])
+def test_continuous_groups_are_exact_on_the_grid(make, kernel_size, monkeypatch):
+    """Under all elements that map it onto itself; and not by the bases of escnn."""
+    space = make()
+    fields = nn.FieldType(space, [space.trivial_repr, *space.fibergroup.irreps()[1:3]])
+    kind = nn.R2Conv if space.dimensionality == 2 else nn.R3Conv
+    made = kind(fields, fields, kernel_size, padding=kernel_size // 2, recompute=True)
+    torch.nn.init.normal_(made.bias)
+    x = fields(torch.randn(1, fields.size, *made.d * [4]).double())
+    elements = [g for g in elements_of(space.fibergroup) if maps_grid(space, g)]
+    assert len(elements) == {2: 8, 3: 24}[made.d]
+
+    def error(made):
+        y = made(x)
+        return max(((made(x.transform(g)).tensor - y.transform(g).tensor).norm() / y.tensor.norm()) for g in elements)
+
+    assert error(copy.deepcopy(made).double()) < 1e-13
+    if kernel_size > 1:
+        monkeypatch.setattr(_RdConv, "_apply", torch.nn.Module._apply)
+        assert error(made.double()) > 1e-9
 
 
 def test_without_the_projection_it_is_not(monkeypatch):
