@@ -117,8 +117,10 @@ class TransformerBlock(GridModule):
         crop: the margin to take off every side of the grid once y is there, as the published GSA-Nets do.
         options: ``condition`` and ``cross_attention``, as below; ``attention_dropout``, the dropout of the attention
             probabilities; ``projection``, ``bias`` and ``samples`` of the attention and of the pointwise network; and
-            the other options of :class:`GroupSelfAttention`, such as ``head_fields``, ``query``, ``keys``, ``encoding``
-            and ``qk_norm``.
+            the other options of :class:`GroupSelfAttention`, such as ``head_fields``, ``query``, ``keys``,
+            ``encoding``, ``qk_norm`` and ``projection_kernel_size``. With ``poses``, the id of a subgroup K of H, the
+            queries, keys and values of the attention are functions on the cosets H/K; types, norms and the pointwise
+            network are as without.
 
     With ``condition=n`` and ``norm="pre"`` the block is that of adaLN-Zero. It is called with vectors c of n
     invariants, each LN is a :class:`ConditionedFieldNorm`, and a :class:`ConditionedGate` :math:`g_i(c)` multiplies
@@ -504,8 +506,9 @@ class PointTransformerBlock(PointBlock):
             decoder, as in :class:`TransformerBlock`, and is called with a memory: at points, on a grid, or a sequence.
         options: ``attention_dropout``, the dropout of the attention probabilities; ``projection``, ``bias`` and
             ``samples`` of the attention and of the pointwise network; and the other options of
-            :class:`PointSelfAttention`, such as ``head_fields``, ``radius``, ``encoding`` and ``edge_dim``. With
-            ``kernel_features`` there are no ``keys``, ``shared_scores`` and ``backend``.
+            :class:`PointSelfAttention`, such as ``head_fields``, ``radius``, ``encoding``, ``edge_dim`` and ``poses``,
+            the id of a subgroup on whose cosets the attention has its poses. With ``kernel_features`` there are no
+            ``keys``, ``shared_scores``, ``poses`` and ``backend``.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.

@@ -220,3 +220,74 @@ def test_irreps_are_counted():
     gspace = gspaces.rot2dOnR2(4)
     counts = count_irreps(FieldType(gspace, [gspace.regular_repr, gspace.irrep(1), gspace.irrep(1)]))
     assert counts == {(0,): 1, (1,): 3, (2,): 1}
+
+
+QUOTIENTS = {
+    "C8, 4": (lambda: gspaces.rot2dOnR2(8), 4),
+    "D4, mirror": (lambda: gspaces.flipRot2dOnR2(4), (0, 1)),
+    "D4, turns": (lambda: gspaces.flipRot2dOnR2(4), (None, 4)),
+    "D3, itself": (lambda: gspaces.flipRot2dOnR2(3), (0, 3)),
+    "octahedral, axes": (gspaces.octaOnR3, (False, 4)),
+    "cylindrical, mirror": (lambda: gspaces.conicalOnR3(4), (0, 1)),
+    "C6 on a point": (lambda: gspaces.no_base_space(group.cyclic_group(6)), 3),
+}
+quotients = pytest.mark.parametrize(("make", "subgroup"), QUOTIENTS.values(), ids=QUOTIENTS)
+
+
+@quotients
+def test_cosets_agree_with_escnn(make, subgroup):
+    """The cosets hK of a subgroup, how elements move them, and which pairs of them a function can tell apart."""
+    space, tables = make(), fibers(make(), subgroup=subgroup)
+    part, into, _ = space.fibergroup.subgroup(subgroup)
+    elements, own = list(space.fibergroup.elements), {into(k) for k in part.elements}
+    sets = [{elements[i] for i in coset} for coset in tables.cosets]
+    assert sets[0] == own
+    assert sets == [{h @ k for k in own} for h in tables.elements]
+    assert sum(map(len, sets)) == len(set().union(*sets)) == len(elements)
+    assert [tables.index(g) for g in elements] == [next(i for i, c in enumerate(sets) if g in c) for g in elements]
+    if tables.dimension:
+        matrices = [space.basespace_action(h) for h in tables.elements]
+        np.testing.assert_allclose(tables.action, matrices, atol=1e-12)
+        np.testing.assert_allclose(tables.inverse_action, np.linalg.inv(tables.action), atol=1e-12)
+        stabilizer = {tuple(np.round(space.basespace_action(k), 6).ravel() + 0.0) for k in own}
+        assert {tuple(np.round(m, 6).ravel() + 0.0) for m in tables.stabilizer} == stabilizer
+    # A function of two cosets is invariant where it is one of K g^-1 h K, as the quotient has it.
+    double = {
+        (a, b): frozenset(k @ ~g @ h @ m for k in own for m in own)
+        for (a, g), (b, h) in itertools.product(enumerate(tables.elements), repeat=2)
+    }
+    assert len(set(double.values())) == tables.relations == len(np.unique(tables.quotient))
+    for pair, other in itertools.combinations(double, 2):
+        assert (double[pair] == double[other]) == (tables.quotient[pair] == tables.quotient[other])
+    moved = np.array([[tables.index(g @ h) for h in tables.elements] for g in elements])
+    assert all((tables.quotient[np.ix_(move, move)] == tables.quotient).all() for move in moved)
+
+
+@quotients
+def test_frames_of_cosets_are_complete(make, subgroup):
+    """As many weights as there are equivariant maps, and every one of them another."""
+    space, cosets = make(), fibers(make(), subgroup=subgroup)
+    for field in (space.regular_repr, space.trivial_repr, space.quotient_repr(subgroup)):
+        for dual in (False, True):
+            (segment,) = frames(FieldType(space, [field]), group=cosets, dual=dual)
+            maps = np.concatenate(list(segment.matrices), axis=1)
+            character = [
+                np.trace(field(h)) * space.quotient_repr(subgroup).character(h) for h in space.fibergroup.elements
+            ]
+            assert np.linalg.matrix_rank(maps) == len(maps) == round(np.mean(character))
+
+
+def test_other_elements_than_the_first_of_a_coset_mix_poses():
+    """The quotient of elements is none of cosets: it changes with the elements that stand for them."""
+    tables = fibers(gspaces.flipRot2dOnR2(4), subgroup=(0, 1))
+    every = fibers(gspaces.flipRot2dOnR2(4))
+    by_first, by_last = (every.quotient[np.ix_(c, c)] for c in (tables.cosets[:, 0], tables.cosets[:, -1]))
+    assert (by_first != by_last).any()
+
+
+@pytest.mark.parametrize("subgroup", [3, -1, 2.5, "K", (0, 2), (None, 3)])
+def test_subgroups_that_there_are_not(subgroup):
+    with pytest.raises(ValueError, match=r"poses: got .* id of a subgroup"):
+        fibers(gspaces.rot2dOnR2(4), subgroup=subgroup)
+    with pytest.raises(ValueError, match=r"poses: .* continuous"):
+        fibers(gspaces.rot2dOnR2(-1), subgroup=subgroup)

@@ -28,7 +28,7 @@ from escnn_attention import (
 )
 from escnn_attention.functional import ON_GRIDS
 from escnn_attention.functional.grid.native import why_not_built
-from escnn_attention.groups.fibers import fibers, frames
+from escnn_attention.groups.fibers import fibers
 from tests import spaces
 from tests.layers import BATCH, EDGES, MASK, drawn
 from tests.nn.attention import ENCODINGS, TOLERANCE, attention_for, turned_error
@@ -1043,21 +1043,6 @@ def test_cosets_are_functions_on_the_group(name, modes):
         strict=True,
     ):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("name", QUOTIENTS)
-def test_projections_to_cosets_are_complete(name):
-    """As many weights as there are equivariant maps, and every one of them another."""
-    make, subgroup = QUOTIENTS[name]
-    space, cosets = make(), fibers(make(), subgroup=subgroup)
-    for field in (space.regular_repr, space.fibergroup.irreps()[-1], space.quotient_repr(subgroup)):
-        for dual in (False, True):
-            (segment,) = frames(FieldType(space, [field]), group=cosets, dual=dual)
-            maps = np.concatenate(list(segment.matrices), axis=1)
-            character = [
-                np.trace(field(h)) * space.quotient_repr(subgroup).character(h) for h in space.fibergroup.elements
-            ]
-            assert torch.linalg.matrix_rank(torch.tensor(maps)) == len(maps) == round(np.mean(character))
 
 
 def test_cosets_that_there_are_not():
