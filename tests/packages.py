@@ -1,6 +1,8 @@
 """What the tests of files have in common, of programs and of packages that AOTInductor compiles."""
 
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +39,32 @@ def exported(layer: nn.Module) -> nn.Module:
     for parameter in layer.eval().parameters():
         parameter.data.add_(0.1 * parameter.data.new_empty(parameter.shape).normal_())
     return layer.export()
+
+
+def in_onnx(made: ExportedProgram | nn.Module, *example: Tensor | None, **options: Any) -> Callable[..., list[Tensor]]:
+    """What ONNX is made of a program, or of a module and examples of its arguments: a function of tensors."""
+    runtime = pytest.importorskip("onnxruntime")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        written = torch.onnx.export(made, example, dynamo=True, verbose=False, **options)
+    session = runtime.InferenceSession(written.model_proto.SerializeToString())
+    names = [argument.name for argument in session.get_inputs()]
+
+    def run(*tensors: Tensor | None) -> list[Tensor]:
+        arrays = (t.detach().numpy() for t in tensors if t is not None)
+        return list(map(torch.from_numpy, session.run(None, dict(zip(names, arrays, strict=True)))))
+
+    return run
+
+
+def check_files(plain: nn.Module, x: Tensor, folder: Path) -> None:
+    """The saved program of a module for any number of images, and what ONNX is made of it."""
+    program = torch.export.export(plain, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=False)
+    torch.export.save(program, folder / "n.pt2")
+    for images in (x, x[:1]):
+        torch.testing.assert_close(torch.export.load(folder / "n.pt2").module()(images), plain(images))
+    (found,) = in_onnx(program)(x)
+    torch.testing.assert_close(found, plain(x), rtol=1e-5, atol=1e-5)
 
 
 def write_down(patch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from escnn_attention.exporting.mode import exporting
 from escnn_attention.models import compile_package
 from tests import spaces
 from tests.layers import C4, CASES, Case
-from tests.packages import NEEDS_LOOPS, operators, write_down
+from tests.packages import NEEDS_LOOPS, in_onnx, operators, write_down
 
 ON_GRIDS = [name for name, case in CASES.items() if case.on_one_plane]
 
@@ -192,15 +192,8 @@ def twice_as_many(inputs: list[Tensor], named: dict[str, Tensor]) -> tuple[list[
 
 
 def points_in_onnx(program: ExportedProgram) -> Callable[..., Tensor]:
-    ort = pytest.importorskip("onnxruntime")
-    session = ort.InferenceSession(onnx_of(program).model_proto.SerializeToString())
-    names = [argument.name for argument in session.get_inputs()]
-
-    def run(*tensors: Tensor, **options: Tensor) -> Tensor:
-        arrays = [t.numpy() for t in (*tensors, *options.values())]
-        return torch.from_numpy(session.run(None, dict(zip(names, arrays, strict=True)))[0])
-
-    return run
+    run = in_onnx(program)
+    return lambda *tensors, **options: run(*tensors, *options.values())[0]
 
 
 @NEEDS_LOOPS
@@ -343,12 +336,10 @@ def check_files(plain: nn.Module, x: Tensor, program: ExportedProgram) -> None:
     for images in batches:
         with torch.no_grad():
             assert_same(run(images), plain(images))
-    ort = pytest.importorskip("onnxruntime")
-    session = ort.InferenceSession(onnx_of(program).model_proto.SerializeToString())
+    in_file = in_onnx(program)
     for images in batches:
-        (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
         with torch.no_grad():
-            assert_same(torch.from_numpy(found), plain(images))
+            assert_same(*in_file(images), plain(images))
 
 
 def test_an_operator_of_this_package_would_be_noticed(monkeypatch):
@@ -366,12 +357,6 @@ def error_elsewhere(folder, run_python, plain: nn.Module, program: ExportedProgr
         warnings.simplefilter("error", UserWarning)  # as of tensors that are parts of others
         torch.export.save(program, folder / "n.pt2")
     return float(run_python(_ELSEWHERE, folder / "n.pt2", folder / "inputs.pt"))
-
-
-def onnx_of(program: ExportedProgram) -> torch.onnx.ONNXProgram:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.onnx.export(program, dynamo=True, verbose=False)
 
 
 @pytest.mark.exhaustive

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from escnn_attention.geometry.at_once import Rows, all_at_once
 from escnn_attention.geometry.neighbours import Chunk, Neighbourhood
 from escnn_attention.geometry.points import Points
+from tests.packages import in_onnx
 
 COORDS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 0.0], [4.0, 0.0], [4.5, 0.0], [9.0, 9.0]])
 BATCH = torch.tensor([3, 1, 3, 1, 3, 1])
@@ -167,23 +168,18 @@ class WhoSeesWhom(torch.nn.Module):
         return some.queries, some.keys
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.sampled(1, of="exported files")
 @pytest.mark.parametrize("rule", [Neighbourhood(None, 5), Neighbourhood(1.1), Neighbourhood(1.1, 5)], ids=str)
 def test_onnx_finds_those_that_are_there_and_near(rule):
     """Also in clouds of fewer points than neighbours, at just about the radius, and nowhere."""
-    ort = pytest.importorskip("onnxruntime")
     axis = torch.tensor([0.0, 1.1 - 1e-9, 2.2, 3.3 - 2e-9, 0.0, 1.1 + 1e-9, 0.0, 9.0, 9.5], dtype=torch.float64)
     coords, batch = F.pad(axis[:, None], (0, 1)), torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 3])
     free = {0: torch.export.Dim.AUTO}
-    inputs = (coords[:7], batch[:7])
-    made = torch.onnx.export(WhoSeesWhom(rule), inputs, dynamo=True, dynamic_shapes=(free, free), verbose=False)
-    session = ort.InferenceSession(made.model_proto.SerializeToString())
-    names = [argument.name for argument in session.get_inputs()]
-    queries, keys = session.run(None, dict(zip(names, (coords.numpy(), batch.numpy()), strict=True)))
-    found = times_seen([Chunk(torch.from_numpy(queries), torch.from_numpy(keys).sort(1, descending=True)[0], True)], 9)
+    run = in_onnx(WhoSeesWhom(rule), coords[:7], batch[:7], dynamic_shapes=(free, free))
+    queries, keys = run(coords, batch)
+    found = times_seen([Chunk(queries, keys.sort(1, descending=True)[0], True)], 9)
     assert torch.equal(found, of_lists(coords, None, batch, rule))
     if rule.num_neighbours is None:
         coords[1, 0] = torch.nan
-        _, keys = session.run(None, dict(zip(names, (coords.numpy(), batch.numpy()), strict=True)))
+        _, keys = run(coords, batch)
         assert (keys == 1).sum(1).tolist() == [0, 1, 0, 0, 0, 0, 0, 0, 0]

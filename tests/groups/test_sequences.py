@@ -24,6 +24,7 @@ from escnn_attention.functional.grid.native import why_not_built
 from escnn_attention.groups.sequences import SpaceTime
 from tests.layers import drawn
 from tests.nn.attention import turned_error, written_out
+from tests.packages import check_files
 from tests.spaces import grid_error, random_field
 
 COMPILED = () if why_not_built(torch.float64) else ("native",)
@@ -279,16 +280,7 @@ def test_blocks_and_lifting_are_causal():
 @pytest.mark.sampled(1, of="exported files")
 def test_files_of_causal_attention(name, tmp_path):
     layer, x = causal_layer(name)
-    plain, x = layer.float().export(), x.tensor.float()
-    program = torch.export.export(plain, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=False)
-    torch.export.save(program, tmp_path / "n.pt2")
-    for images in (x, x[:1]):
-        torch.testing.assert_close(torch.export.load(tmp_path / "n.pt2").module()(images), plain(images))
-    ort = pytest.importorskip("onnxruntime")
-    written = torch.onnx.export(program, dynamo=True, verbose=False)
-    session = ort.InferenceSession(written.model_proto.SerializeToString())
-    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    torch.testing.assert_close(torch.from_numpy(found), plain(x), rtol=1e-5, atol=1e-5)
+    check_files(layer.float().export(), x.tensor.float(), tmp_path)
 
 
 def test_what_is_not_causal():

@@ -24,6 +24,7 @@ from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
 from tests.layers import drawn
 from tests.nn.attention import written_out
+from tests.packages import check_files
 from tests.spaces import grid_elements, mixed, random_field, regular, size_of
 
 BACKENDS = ("reference", "blocked", *(() if why_not_built(torch.float64) else ("native",)))
@@ -223,16 +224,7 @@ def test_blocks_and_networks_on_tori():
 @pytest.mark.parametrize("name", ["even", "global, even"])
 def test_files_of_attention_on_tori(name, tmp_path):
     layer, x = torus(name)
-    plain, x = layer.float().export(), x.tensor.float().repeat(2, 1, 1, 1)
-    program = torch.export.export(plain, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=False)
-    torch.export.save(program, tmp_path / "n.pt2")
-    for images in (x, x[:1]):
-        torch.testing.assert_close(torch.export.load(tmp_path / "n.pt2").module()(images), plain(images))
-    ort = pytest.importorskip("onnxruntime")
-    written = torch.onnx.export(program, dynamo=True, verbose=False)
-    session = ort.InferenceSession(written.model_proto.SerializeToString())
-    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    torch.testing.assert_close(torch.from_numpy(found), plain(x), rtol=1e-5, atol=1e-5)
+    check_files(layer.float().export(), x.tensor.float().repeat(2, 1, 1, 1), tmp_path)
 
 
 @pytest.mark.parametrize(
