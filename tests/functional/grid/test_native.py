@@ -17,7 +17,7 @@ from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
-from escnn_attention.geometry.windows import Window
+from escnn_attention.geometry.windows import Window, shape_of
 from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
 from tests.functional.precise import EXTENDED, errors, exact, mean_ratio
 
@@ -77,6 +77,33 @@ def test_global_attention_in_several_stretches_of_keys(query, kinds, dtype, tole
         exact, exact_terms = doubled(tensors, terms)
         got = outputs_and_gradients("native", tensors, grid, terms, query)
         assert_same(got, outputs_and_gradients("reference", exact, grid, exact_terms, query), tolerance)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    [
+        ((5, 5), Window(3)),
+        ((7,), Window(3, "square", 2)),
+        ((3, 3, 2), Window()),
+        ((4, 6), Window(3, shape_of("square", circular=True))),
+        ((4, 5), Window(3, shape_of("disc", causal=True))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("batch", [4, 9, 17])
+def test_small_grids_of_images_side_by_side(query, shape, window, batch):
+    """In groups of which the last may have fewer; an image does not see what is not finite in another."""
+    (q, k, v), grid, terms = case(3, 3, 3, shape, window, {"spatial", "pose"}, heads=8, channels=2, batch=batch)
+    got, expected = (outputs_and_gradients(b, (q, k, v), grid, terms, query) for b in ("native", "reference"))
+    assert_same(got, expected, 1e-12)
+    with torch.no_grad():
+        v[:, 1] = torch.nan
+        spoilt = attention(q, k, v, grid, terms, query=query, backend="native")
+    others = [i for i in range(batch) if i != 1]
+    assert spoilt[:, 1].isnan().all()
+    assert_same([spoilt[:, others]], [expected[0][:, others]], 1e-12)
 
 
 def test_tables_of_more_keys_than_the_cache_holds():

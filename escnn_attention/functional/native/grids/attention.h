@@ -30,13 +30,14 @@ template <class Pass> int run(const Arguments& call, const Layout& layout, const
     const int64_t tasks = call.heads * call.parts;
     std::vector<double> of_spatial = spatial.room(tasks), of_pose = pose.room(tasks);
     const auto make = [&] { return Pass(call, layout); };
+    const int64_t groups = layout.groups(call.images);
     const bool done = share(tasks, call.threads, make, [&](Pass& pass, int64_t task) {
         const int64_t head = task / call.parts, part = task % call.parts;
-        const int64_t first = part * call.images / call.parts, last = (part + 1) * call.images / call.parts;
-        for (int64_t image = first, vectors = 0; image < last; image++) {
-            pass.work(head, image);
+        const int64_t first = part * groups / call.parts, last = (part + 1) * groups / call.parts;
+        for (int64_t group = first, vectors = 0; group < last; group++) {
+            pass.work(head, group);
             vectors += int64_t(layout.places.size()) * layout.slots;
-            if (vectors < SPAN && image + 1 < last) continue;
+            if (vectors < SPAN && group + 1 < last) continue;
             pass.take_gradients(spatial.of(of_spatial, task), pose.of(of_pose, task));
             vectors = 0;
         }
@@ -49,12 +50,13 @@ template <class Pass> int run(const Arguments& call, const Layout& layout, const
 }
 
 template <class T> int attend(const Arguments& call) {
-    const Layout layout(call, WIDTH<T>, sizeof(T));
     if (call.everything)
         return run<EverythingPass<T>>(
-            call, layout, {call.grad_waves, call.wave_heads, call.num_poses * call.wave_positions * call.num_waves});
+            call, Layout(call, WIDTH<T>, sizeof(T)),
+            {call.grad_waves, call.wave_heads, call.num_poses * call.wave_positions * call.num_waves});
     return run<WindowPass<T>>(
-        call, layout, {call.grad_spatial, call.spatial_heads, call.num_poses * call.offsets * call.channels});
+        call, Layout::best(call, WIDTH<T>, sizeof(T)),
+        {call.grad_spatial, call.spatial_heads, call.num_poses * call.offsets * call.channels});
 }
 
 template <class T> bool all_finite(const T* x, int64_t size) {

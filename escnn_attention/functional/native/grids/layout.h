@@ -5,10 +5,13 @@
 // a band of rows, with the cells as the last axis and places of nothing after every row. Then the key of a query at a
 // given offset lies at a given distance from the query, for all lanes alike, at the borders too. On a torus the keys
 // across an edge lie in these places again, which have room for those of both edges.
+//
+// On small grids the same position of several images lies side by side, if that leaves fewer pairs of vectors and keys.
 
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "../buffer.h"
@@ -88,16 +91,17 @@ struct Side {
 
 // Two grids in cells, of which all axes but the first are padded, in bands of rows of the first.
 struct Layout {
-    // Vectors have `width` numbers of `size` bytes each.
-    Layout(const Arguments& call, int width, int size)
-            : of_queries(call.shape, call.dim, call.queries_of_cell),
+    // Vectors have `width` numbers of `size` bytes each, and so many images lie side by side.
+    Layout(const Arguments& call, int width, int size, int64_t together = 1)
+            : together(together),
+              of_queries(call.shape, call.dim, call.queries_of_cell),
               of_keys(call.key_shape, call.dim, call.keys_of_cell),
               num_rows(of_queries.cells(0)),
               wraps(call.torus_from == 0),
               slots(of_queries.slots),
               positions(of_queries.positions) {
         const int64_t dim = call.dim, numbers = dim + 2;
-        std::vector<int64_t> stride(dim, 1), least(dim), most(dim), none(dim);
+        std::vector<int64_t> stride(dim, together), least(dim), most(dim), none(dim);
         for (int64_t n = 0; n < call.neighbours; n++)
             for (int64_t i = 0; i < dim; i++) {
                 least[i] = std::min(least[i], call.steps[n * numbers + i]);
@@ -116,9 +120,11 @@ struct Layout {
         rows = rows_of_band(call, width);
         // Vectors begin at positions, and not in the places between.
         for (int64_t y = 0, next = 0; y < rows; y++)
-            for (const Run& run : of_queries.runs[0])
-                for (int64_t x = std::max(y * row + run.place, next); x < y * row + run.place + run.length; x = next)
+            for (const Run& run : of_queries.runs[0]) {
+                const int64_t first = y * row + run.place;
+                for (int64_t x = std::max(first, next); x < first + run.length * together; x = next)
                     places.push_back(x), next = x + width;
+            }
         // Packing writes a vector more.
         queries = whole_lines(places.back() + 2 * width, LINE / size);
         keys = whole_lines(start + places.back() + 2 * width + end, LINE / size);
@@ -134,7 +140,25 @@ struct Layout {
             most_neighbours = std::max(most_neighbours, last - first);
             neighbours.push_back(seen);
         }
+        if (call.neighbours && rows == num_rows && int64_t(places.size()) * slots * most_neighbours <= MOST_SEEN) find_seen(width);
     }
+
+    // The layout of as many images side by side as fit and fill a vector, if its vectors see fewer keys than those of one
+    // image. It leaves threads at least 8 tasks. With dropout it is always that of one image, whose places tell which
+    // keys are dropped.
+    static Layout best(const Arguments& call, int width, int size) {
+        Layout alone(call, width, size);
+        int64_t groups = std::max((call.images + width - 1) / width, 8 / call.heads), together;
+        for (; !call.dropout && !alone.seen.empty() && (together = (call.images + groups - 1) / groups) > 1; groups *= 2) {
+            Layout several(call, width, size, together);
+            if (several.seen.empty()) continue;
+            const double fewer = double(several.seen.size()) * several.groups(call.images);
+            if (fewer < 0.9 * alone.seen.size() * call.images) return several;
+        }
+        return alone;
+    }
+
+    int64_t groups(int64_t images) const { return (images + together - 1) / together; }
 
     // Calls f(slot, position, place, length) for the runs of positions of a band of queries, or of their keys, which lie
     // in the rows around it, too. Places are counted from the first query. On a torus a key may lie at several places.
@@ -145,11 +169,14 @@ struct Layout {
             if (!wraps || !keys)
                 first = std::max<int64_t>(0, first),
                 last = std::min(last, side.count(0, slot / side.slots_of_row));
-            side.each_run(slot, first, last, band, row,
-                          [&](int64_t position, int64_t place, int64_t n) { f(slot, position, place, n); });
+            side.each_run(slot, first, last, band, row, [&](int64_t position, int64_t place, int64_t n) {
+                if (together == 1) return f(slot, position, place, n);
+                for (int64_t i = 0; i < n; i++) f(slot, position + i * side.step, place + i * together, together);
+            });
         }
     }
 
+    const int64_t together;            // images that lie side by side
     Side of_queries, of_keys;
     const int64_t num_rows;            // rows of cells of the queries
     const bool wraps;                  // whether the last row of the image lies beside the first
@@ -161,8 +188,35 @@ struct Layout {
     std::vector<int64_t> places;       // of the first query of each vector of a band
     int64_t most_neighbours = 0;       // of a query
     std::vector<std::vector<Neighbour>> neighbours;  // of the queries of each slot
+    // Of a band that is the whole image: the neighbours of which any query of a vector has a key, with the first place of
+    // the keys as the distance; and where those of each vector of each slot begin, and their end.
+    std::vector<Neighbour> seen;
+    std::vector<int64_t> first_seen;
 
   private:
+    static constexpr int64_t MOST_SEEN = 1 << 18;
+
+    void find_seen(int width) {
+        std::vector<uint8_t> is_query(slots * queries), is_key(of_keys.slots * keys);
+        each_run(0, false, [&](int64_t slot, int64_t, int64_t place, int64_t n) {
+            std::fill_n(&is_query[slot * queries + place], n, 1);
+        });
+        each_run(0, true, [&](int64_t slot, int64_t, int64_t place, int64_t n) {
+            std::fill_n(&is_key[slot * keys + start + place], n, 1);
+        });
+        for (const int64_t place : places)
+            for (int64_t slot = 0; slot < slots; slot++) {
+                first_seen.push_back(seen.size());
+                for (const Neighbour& n : neighbours[slot]) {
+                    const int64_t at = start + place + n.distance;
+                    const uint8_t *query = &is_query[slot * queries + place], *key = &is_key[n.slot * keys + at];
+                    bool any = false;
+                    for (int lane = 0; lane < width; lane++) any |= query[lane] & key[lane];
+                    if (any) seen.push_back({at, n.slot, n.row});
+                }
+            }
+        first_seen.push_back(seen.size());
+    }
     // As many as the chunk allows for, and not many fewer than the rows of keys that a band has besides.
     int64_t rows_of_band(const Arguments& call, int width) const {
         if (call.everything) return num_rows;

@@ -85,6 +85,7 @@ template <class T> struct Packing {
     }
 
     const Layout& layout;
+    int64_t images = 1;  // of those side by side, how many there are
 
   private:
     static constexpr int width = WIDTH<T>;
@@ -95,20 +96,24 @@ template <class T> struct Packing {
     template <class F>
     void each_block(int64_t poses, int64_t channels, int64_t band, bool keys, F f) const {
         const int64_t length = keys ? layout.keys : layout.queries, before = keys ? layout.start : 0;
-        const int64_t size = poses * channels, step = (keys ? layout.of_keys : layout.of_queries).step * size;
+        const Side& side = keys ? layout.of_keys : layout.of_queries;
+        const int64_t size = poses * channels, step = size * (layout.together == 1 ? side.step : side.positions);
         std::vector<int64_t> rows;
         for (int64_t p = 0; p < poses; p++)
             for (int64_t c = 0; c < channels; c++) rows.push_back((c * poses + p) * length);
         layout.each_run(band, keys, [&](int64_t slot, int64_t position, int64_t place, int64_t n) {
+            n = there(n);
             for (int64_t i = 0; i < n; i += width)
                 for (int64_t j = 0; j < size; j += width)
                     f(position * size + i * step + j, step, std::min<int64_t>(width, n - i), rows.data() + j,
                       slot * size * length + before + place + i, std::min<int64_t>(width, size - j));
         });
     }
+    int64_t there(int64_t n) const { return layout.together == 1 ? n : images; }
     template <class F> void each_number(int64_t number, int64_t band, F f) const {
-        const int64_t step = layout.of_queries.step;
+        const int64_t step = layout.together == 1 ? layout.of_queries.step : number * layout.positions;
         layout.each_run(band, false, [&](int64_t slot, int64_t position, int64_t place, int64_t n) {
+            n = there(n);
             for (int64_t row = 0; row < number; row++)
                 for (int64_t i = 0; i < n; i++)
                     f((slot * number + row) * layout.queries + place + i, row * layout.positions + position + i * step);

@@ -17,15 +17,21 @@ template <class T> struct Window {
               keys(layout.most_neighbours),
               masks(layout.most_neighbours) {}
 
-    // The queries of a slot from `place` on.
-    void move(int64_t place, int64_t slot, const Buffer<T>& mask) {
-        const int64_t first = layout.start + place;
+    // The queries of a slot in a vector of the layout.
+    void move(int64_t vector, int64_t slot, const Buffer<T>& mask) {
         places = 0;
-        for (const Neighbour& n : layout.neighbours[slot]) {
-            const int64_t at = first + n.distance, of_mask = n.slot * layout.keys + at;
-            const T* lanes = mask.data + of_mask;
-            if (std::none_of(lanes, lanes + WIDTH<T>, [](T x) { return x == 0; })) continue;
-            rows[places] = n.row, keys[places] = n.slot * of_slot + at, masks[places++] = of_mask;
+        if (!layout.seen.empty()) {
+            const int64_t* first = &layout.first_seen[vector * layout.slots + slot];
+            for (int64_t i = first[0]; i < first[1]; i++) {
+                const Neighbour& n = layout.seen[i];
+                add(n, n.distance);
+            }
+        } else {
+            const int64_t first = layout.start + layout.places[vector];
+            for (const Neighbour& n : layout.neighbours[slot]) {
+                const T* lanes = mask.data + n.slot * layout.keys + first + n.distance;
+                if (std::any_of(lanes, lanes + WIDTH<T>, [](T x) { return x == 0; })) add(n, first + n.distance);
+            }
         }
         num_keys = places * key_poses;
     }
@@ -54,6 +60,9 @@ template <class T> struct Window {
     std::vector<int64_t> rows;  // of the table, for the places
 
   private:
+    void add(const Neighbour& n, int64_t at) {
+        rows[places] = n.row, keys[places] = n.slot * of_slot + at, masks[places++] = n.slot * layout.keys + at;
+    }
     template <int G, int K>
     void distribute(const V<T>* weight, const V<T>* x, int64_t channels, T* key, int64_t pose) const {
         V<T> w[K][G];

@@ -1,4 +1,5 @@
-// Attention over the windows of a grid: the passes over the queries of one head of one image, forward and backward.
+// Attention over the windows of a grid: the passes over the queries of one head, of one image or of those that lie side
+// by side, forward and backward.
 //
 // Lanes of a vector are queries side by side, and the scores of as many queries as a vector has lanes exist at a time,
 // in a buffer in the cache. Query poses are taken in groups of up to four, which share the loads of a key.
@@ -51,10 +52,11 @@ template <class T> struct WindowPass {
             grad_content = Buffer<W>(most_keys * query_poses), of_values = Buffer<W>(most_keys * GROUP);
     }
 
-    // One head of one image.
+    // One head of one group of images.
     void work(int64_t head, int64_t number) {
         bias.begin(head);
-        const int64_t image = head * call.images + number;
+        const int64_t image_of_head = number * layout.together, image = head * call.images + image_of_head;
+        packing.images = std::min(layout.together, call.images - image_of_head);
         const int64_t of_q = image * layout.positions * query_poses * channels;
         const int64_t of_k = image * layout.of_keys.positions * key_poses * channels;
         const int64_t of_out = image * layout.positions * num_poses * channels;
@@ -62,7 +64,7 @@ template <class T> struct WindowPass {
         key = Dropout<T>::key(call.seed, image);
         for (int64_t band = 0; band < layout.num_rows; band += layout.rows) {
             first = uint32_t(band * layout.row);
-            packing.pack_mask(band, mask);
+            if (band != masked) packing.pack_mask(band, mask), masked = band;
             packing.pack(static_cast<const T*>(call.q) + of_q, query_poses, channels, band, false, q);
             packing.pack(static_cast<const T*>(call.k) + of_k, key_poses, channels, band, true, k);
             packing.pack(static_cast<const T*>(call.v) + of_k, key_poses, channels, band, true, v);
@@ -98,10 +100,10 @@ template <class T> struct WindowPass {
     T* factor_of(int64_t row) const { return most_of(rows() + row); }
 
     template <class F> void each_vector(F f) {
-        for (const int64_t at : layout.places)
+        for (size_t vector = 0; vector < layout.places.size(); vector++)
             for (slot = 0; slot < layout.slots; slot++) {
-                place = at;
-                window.move(place, slot, mask);
+                place = layout.places[vector];
+                window.move(vector, slot, mask);
                 f();
             }
     }
@@ -309,7 +311,7 @@ template <class T> struct WindowPass {
 
     const Arguments& call;
     const Layout& layout;
-    const Packing<T> packing;
+    Packing<T> packing;
     Window<T> window;
     Bias<T> bias;
     const Dropout<T> dropout;
@@ -317,6 +319,7 @@ template <class T> struct WindowPass {
     const int64_t channels, query_poses, key_poses, num_poses, most_keys;
     const int64_t group;  // of query poses: scores and their gradients stay in the cache
     uint32_t key = 0, first = 0;  // of dropout: the image's number, and the place of the band's first query
+    int64_t masked = -1;          // the band of the mask
     int64_t place = 0, slot = 0;  // of the first query of the vector in the band, and of all its queries
     Buffer<T> mask, q, k, v, out, sums, grad_q, grad_k, grad_v;                   // of the band
     Buffer<W> query_group, out_group, scores, content, weight_sums;                        // of the vector

@@ -18,18 +18,19 @@ struct Modes {
 
 class Call {
   public:
-    Call(const Modes& modes, const std::vector<int64_t>& cells, int64_t query_poses) : modes(modes), shape(cells) {
+    Call(const Modes& modes, const std::vector<int64_t>& cells, int64_t query_poses, int64_t chunk)
+            : modes(modes), shape(cells) {
         key_shape = shape;
         for (auto& n : shape) n = modes.pair ? 2 * n - 1 : n, positions *= n;
         for (auto& n : key_shape) n *= modes.pair ? 3 : 1, key_positions *= n;
-        a.heads = 3, a.images = 2, a.query_poses = query_poses, a.key_poses = 3, a.channels = 7;
+        a.heads = 3, a.images = 5, a.query_poses = query_poses, a.key_poses = 3, a.channels = 7;
         a.num_poses = modes.sum_query_poses ? 4 : query_poses;
         a.sum_query_poses = modes.sum_query_poses, a.dropout = modes.dropout, a.seed = modes.dropout ? &seed : nullptr, a.scale = 0.4;
         a.parts = 2, a.threads = 3, a.everything = modes.everything, a.in_window = !modes.everything;
         a.positions = positions, a.key_positions = key_positions;
         a.wave_positions = positions + (modes.pair ? key_positions : 0);
         a.queries_of_cell = modes.pair && !modes.everything ? 2 : 1;
-        a.keys_of_cell = modes.pair && !modes.everything ? 3 : 1, a.chunk = 1;
+        a.keys_of_cell = modes.pair && !modes.everything ? 3 : 1, a.chunk = chunk;
         if (modes.everything) {
             shape = {positions}, key_shape = {key_positions}, starts = {0, 0};
             a.num_waves = modes.table ? 6 : 0;
@@ -99,9 +100,10 @@ int main(int number, char** arguments) {
         const Modes modes{bit(0), bit(1), bit(2), bit(3), bit(4), bit(5) ? 0.25 : 0.0, bits / 64 % 3 ? bits / 64 - 1 : 9, bits >= 192};
         for (const auto& shape : {std::vector<int64_t>{1}, {37}, {3, 5}, {2, 3, 4}})
             for (int64_t query_poses : {1, 5})
-                if (!Call(modes, shape, query_poses).run())
-                    return std::printf("failed: modes %d, %d axes, %d query poses\n", bits, int(shape.size()),
-                                       int(query_poses)),
-                           1;
+                for (int64_t chunk : {1, 1 << 20})  // bands of an image, and images side by side
+                    if (!Call(modes, shape, query_poses, chunk).run())
+                        return std::printf("failed: modes %d, %d axes, %d query poses, chunk %d\n", bits,
+                                           int(shape.size()), int(query_poses), int(chunk)),
+                               1;
     }
 }
