@@ -7,6 +7,7 @@
 // across an edge lie in these places again, which have room for those of both edges.
 //
 // On small grids the same position of several images lies side by side, if that leaves fewer pairs of vectors and keys.
+// Where these images fill a vector, the keys of each vector are listed one by one, and there are no other places.
 
 #pragma once
 
@@ -97,12 +98,13 @@ struct Layout {
               of_queries(call.shape, call.dim, call.queries_of_cell),
               of_keys(call.key_shape, call.dim, call.keys_of_cell),
               num_rows(of_queries.cells(0)),
-              wraps(call.torus_from == 0),
+              compact(together > 1 && together == width),
+              wraps(call.torus_from == 0 && !compact),
               slots(of_queries.slots),
               positions(of_queries.positions) {
         const int64_t dim = call.dim, numbers = dim + 2;
         std::vector<int64_t> stride(dim, together), least(dim), most(dim), none(dim);
-        for (int64_t n = 0; n < call.neighbours; n++)
+        for (int64_t n = 0; n < call.neighbours && !compact; n++)
             for (int64_t i = 0; i < dim; i++) {
                 least[i] = std::min(least[i], call.steps[n * numbers + i]);
                 most[i] = std::max(most[i], call.steps[n * numbers + i]);
@@ -111,11 +113,11 @@ struct Layout {
             const int64_t pad = i < call.torus_from ? std::max(most[i], -least[i]) : most[i] - least[i];
             stride[i - 1] = stride[i] * (std::max(of_queries.cells(i), of_keys.cells(i)) + pad);
         }
-        row = stride[0], low = least[0], high = most[0];
+        row = stride[0], low = least[0], high = compact ? std::max<int64_t>(0, of_keys.cells(0) - num_rows) : most[0];
         int64_t end = 0;
         for (int64_t i = 0; i < dim; i++) start -= least[i] * stride[i], end += most[i] * stride[i];
         of_queries.find_runs(stride, none, none);
-        const bool torus = call.torus_from < dim;
+        const bool torus = call.torus_from < dim && !compact;
         of_keys.find_runs(stride, torus ? least : none, torus ? most : none);
         rows = rows_of_band(call, width);
         // Vectors begin at positions, and not in the places between.
@@ -127,7 +129,8 @@ struct Layout {
             }
         // Packing writes a vector more.
         queries = whole_lines(places.back() + 2 * width, LINE / size);
-        keys = whole_lines(start + places.back() + 2 * width + end, LINE / size);
+        const int64_t behind = compact ? (num_rows + high) * row : start + places.back() + end;
+        keys = whole_lines(behind + 2 * width, LINE / size);
         for (int64_t slot = 0; slot < slots && call.neighbours; slot++) {
             const int64_t first = call.starts[slot], last = call.starts[slot + 1];
             std::vector<Neighbour> seen;
@@ -140,7 +143,8 @@ struct Layout {
             most_neighbours = std::max(most_neighbours, last - first);
             neighbours.push_back(seen);
         }
-        if (call.neighbours && rows == num_rows && int64_t(places.size()) * slots * most_neighbours <= MOST_SEEN) find_seen(width);
+        if (call.neighbours && rows == num_rows && int64_t(places.size()) * slots * most_neighbours <= MOST_SEEN)
+            compact ? find_seen_singly(call, size) : find_seen(width);
     }
 
     // The layout of as many images side by side as fit and fill a vector, if its vectors see fewer keys than those of one
@@ -148,12 +152,17 @@ struct Layout {
     // keys are dropped.
     static Layout best(const Arguments& call, int width, int size) {
         Layout alone(call, width, size);
-        int64_t groups = std::max((call.images + width - 1) / width, 8 / call.heads), together;
-        for (; !call.dropout && !alone.seen.empty() && (together = (call.images + groups - 1) / groups) > 1; groups *= 2) {
-            Layout several(call, width, size, together);
-            if (several.seen.empty()) continue;
-            const double fewer = double(several.seen.size()) * several.groups(call.images);
-            if (fewer < 0.9 * alone.seen.size() * call.images) return several;
+        if (call.dropout || alone.seen.empty()) return alone;
+        int64_t groups = (call.images + width - 1) / width;
+        const bool filled = groups * call.heads >= 8 && 2 * (groups * width - call.images) <= width;
+        groups = std::max(groups, 8 / call.heads);
+        for (int64_t together = filled ? width : 0; together != 1; groups *= 2) {
+            if (together) {
+                Layout several(call, width, size, together);
+                const double fewer = double(several.seen.size()) * several.groups(call.images);
+                if (fewer > 0 && fewer < 0.9 * alone.seen.size() * call.images) return several;
+            }
+            together = (call.images + groups - 1) / groups;
         }
         return alone;
     }
@@ -179,6 +188,7 @@ struct Layout {
     const int64_t together;            // images that lie side by side
     Side of_queries, of_keys;
     const int64_t num_rows;            // rows of cells of the queries
+    const bool compact;                // whether places are those of positions, and vectors of single ones
     const bool wraps;                  // whether the last row of the image lies beside the first
     const int64_t slots, positions;    // of the queries
     int64_t row, rows;                 // places of a row; rows of a band
@@ -216,6 +226,19 @@ struct Layout {
                 }
             }
         first_seen.push_back(seen.size());
+    }
+    // The same of single positions, whose keys lie elsewhere here.
+    void find_seen_singly(const Arguments& call, int size) {
+        const Layout single(call, 1, size);
+        std::vector<int64_t> position_at(of_keys.slots * single.keys), place_of(of_keys.positions);
+        single.each_run(0, true, [&](int64_t slot, int64_t position, int64_t place, int64_t n) {
+            int64_t* at = &position_at[slot * single.keys + single.start + place];
+            for (int64_t i = 0; i < n; i++) at[i] = position + i * of_keys.step;
+        });
+        each_run(0, true, [&](int64_t, int64_t position, int64_t place, int64_t) { place_of[position] = place; });
+        for (const Neighbour& n : single.seen)
+            seen.push_back({place_of[position_at[n.slot * single.keys + n.distance]], n.slot, n.row});
+        first_seen = single.first_seen;
     }
     // As many as the chunk allows for, and not many fewer than the rows of keys that a band has besides.
     int64_t rows_of_band(const Arguments& call, int width) const {
