@@ -16,7 +16,7 @@ from escnn_attention.functional.autograd import needs_operators
 # Rows that fill no vector register are slow to make.
 _NARROW = 16
 
-_FEW = 2**13
+_FEW = 2**16
 # Numbers of gradients of weights that may be held for all images at once; of more, features are copied.
 _FEW_GRADIENTS = 2**22
 
