@@ -291,6 +291,8 @@ CASES = {
     "PointSelfAttention, Fourier": on_points(points(ea.FourierEncoding(4)), measure=torch.linspace(1, 2, 9)),
     "PointSelfAttention, rotary": on_points(points("rotary", keys="own")),
     "PointSelfAttention, rotary values": on_points(points(ea.RotaryEncoding(values=True)), batch=BATCH),
+    "PointSelfAttention, sums": on_points(points(ea.FourierEncoding(4), normalization="count"), batch=BATCH, mask=MASK),
+    "PointSelfAttention, sums in frames": on_points(points("rotary", keys="own", normalization="count"), batch=BATCH),
     "PointSelfAttention, registers": on_points(points(registers=2), batch=BATCH),
     "PointSelfAttention, shared": on_points(
         points(ea.FourierEncoding(4), keys="own", shared_scores=True), batch=BATCH, mask=MASK

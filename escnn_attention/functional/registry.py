@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -71,7 +71,7 @@ class Registry(Generic[_C]):
         backends: by name; ``"reference"`` serves every call.
         preference: the names that ``"auto"`` tries on a type of device, the fastest first.
         fold: the attention to compute instead, and what makes of its output that of the call, None where both are one.
-        exported: the backend of programs that PyTorch exports, which run on any machine.
+        exported: those of programs that PyTorch exports, which run on any machine; the first that serves the call.
         packaged: that of packages into which compiled loops are linked, where it serves the call.
         isolate: keeps values that are not finite from those who do not see them.
 
@@ -87,7 +87,7 @@ class Registry(Generic[_C]):
         *,
         preference: Callable[[str], tuple[str, ...]],
         fold: Callable[[_C], tuple[_C, Callable[[Tensor], Tensor] | None]],
-        exported: Backend[_C],
+        exported: Sequence[Backend[_C]],
         packaged: Backend[_C],
         isolate: Callable[[_C], _C] | None = None,
     ):
@@ -114,9 +114,7 @@ class Registry(Generic[_C]):
                 not have.
             MemoryError, torch.OutOfMemoryError: an allocation failed; it says what would fit.
         """
-        if exporting():
-            return self._export(call)
-        plan, unfold = self.plan(call, backend), None
+        plan, unfold = self._exported(call) if exporting() else self.plan(call, backend), None
         if plan.folds:
             call, unfold = self.fold(call)
         if self.isolate is not None and not plan.backend.isolates_nonfinite:
@@ -154,9 +152,13 @@ class Registry(Generic[_C]):
         self.check(backend)
         _check_poses(call)
         names = (*self.preference(call.q.device.type), "reference") if backend == "auto" else (backend,)
+        entries = [(name, self.backends[name]) for name in names]
+        return self._first(call, entries, asks=backend == "auto")
+
+    def _first(self, call: _C, entries: Sequence[tuple[str, Backend[_C]]], asks: bool = True) -> _Plan[_C]:
+        """The plan of the first of some backends that serves a call, and where ``asks`` is as good as the next."""
         reasons: list[str | None] = []
-        for name in names:
-            entry = self.backends[name]
+        for name, entry in entries:
             if not entry.serves_two_sets and not call.one_set:
                 reasons.append("keys have other positions than queries")
                 continue
@@ -164,20 +166,16 @@ class Registry(Generic[_C]):
                 reasons.append("it is for a softmax")
                 continue
             left = self.fold(call)[0] if entry.folds else call
-            reasons.append(_why_not(entry, left, first=backend == "auto"))
+            reasons.append(_why_not(entry, left, first=asks))
             if reasons[-1] is None:
                 return _Plan(name, entry, left is not call)
-        raise ValueError(f"backend: {names[-1]!r} cannot serve this call: {reasons[-1]}")
+        raise ValueError(f"backend: {entries[-1][0]!r} cannot serve this call: {reasons[-1]}")
 
-    def _export(self, call: _C) -> Tensor:
-        """The attention of a call in a program that PyTorch exports: for any machine, not for this one."""
+    def _exported(self, call: _C) -> _Plan[_C]:
+        """How to compute a call in a program that PyTorch exports: for any machine, not for this one."""
         _check_poses(call)
-        call, unfold = self.fold(call)
-        served = call.one_set or self.packaged.serves_two_sets
-        served &= call.normalization == "softmax" or self.packaged.counts
-        in_package = packaging() and not call.dropout and served and _why_not(self.packaged, call, first=True) is None
-        out = (self.packaged if in_package else self.exported).attention(call)
-        return out if unfold is None else unfold(out)
+        linked = [self.packaged] if packaging() and not call.dropout else []
+        return self._first(call, [("exported", entry) for entry in (*linked, *self.exported)])
 
 
 def _why_not(entry: Backend[_C], call: _C, first: bool) -> str | None:

@@ -55,6 +55,27 @@ def all_at_once(
     return clouds if rule.is_global else _by_rule(places, clouds, rule)
 
 
+def clouds_at_once(places: Tensor, batch: Tensor | None) -> Chunk:
+    """All clouds in one chunk, each a group, filled up to the longest.
+
+    Args:
+        places: ``(N, d)``, the points.
+        batch: as in :func:`all_at_once`.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.geometry.at_once import clouds_at_once
+        >>> clouds_at_once(torch.zeros(5, 1), torch.tensor([1, 0, 1, 1, -1])).keys.tolist()
+        [[1, -1, -1], [0, 2, 3]]
+    """
+    name_sizes_apart()
+    if batch is None:
+        one = torch.arange(places.shape[0], device=places.device).unsqueeze(0)
+        return Chunk(one, one, False, 0)
+    keys = _members(batch)[0]
+    return Chunk(keys, keys, True)
+
+
 def pairs_at_once(
     queries: Tensor,
     query_batch: Tensor | None,
@@ -154,19 +175,13 @@ def _by_edges(edges: Tensor, number: int, numbered: bool) -> Chunk:
 
 def _whole_clouds(places: Tensor, batch: Tensor | None) -> Chunk:
     """The points of every cloud, in one group or several, each of which sees the cloud."""
-    number = places.shape[0]
     if batch is None:
-        one = torch.arange(number, device=places.device).unsqueeze(0)
-        return Chunk(one, one, False, 0)
-    ordered, order = batch.sort()
-    there = where(ordered >= 0)
-    ordered, order = ordered.index_select(0, there), order.index_select(0, there)
-    cloud, start = stretches(ordered)
-    place = torch.arange(order.shape[0], device=order.device) - start.index_select(0, cloud)
-    clouds = _size(_largest(cloud + 1), number, 1)
+        return clouds_at_once(places, None)
+    number = batch.shape[0]
+    keys, order, cloud, place = _members(batch)
+    clouds = keys.shape[0]
     sizes = order.new_zeros(clouds).index_add(0, cloud, torch.ones_like(cloud))
     longest = sizes.max().clamp(min=_LEAST)
-    keys = _table(order, cloud, place, clouds, _size(longest, number, _LEAST))
     # A long cloud among short ones would make all groups as long; clouds that are about alike are one group each.
     few = torch.minimum(longest, _MEAN_SIZES * sizes.sum() // clouds).clamp(min=_LEAST)
     parts = (sizes + few - 1) // few
@@ -175,6 +190,19 @@ def _whole_clouds(places: Tensor, batch: Tensor | None) -> Chunk:
     queries = _table(order, group, place % few, groups, _size(few, number, _LEAST))
     seen = group.new_zeros(groups).scatter(0, group, cloud)
     return Chunk(queries, keys.index_select(0, seen), True)
+
+
+def _members(batch: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The points of every cloud ``(clouds, longest)``; and in their order points, their clouds and places in these."""
+    number = batch.shape[0]
+    ordered, order = batch.sort()
+    there = where(ordered >= 0)
+    ordered, order = ordered.index_select(0, there), order.index_select(0, there)
+    cloud, start = stretches(ordered)
+    place = torch.arange(order.shape[0], device=order.device) - start.index_select(0, cloud)
+    clouds = _size(_largest(cloud + 1), number, 1)
+    longest = _size(_largest(place + 1), number, _LEAST)
+    return _table(order, cloud, place, clouds, longest), order, cloud, place
 
 
 def _by_rule(places: Tensor, clouds: Chunk, rule: Neighbourhood) -> Chunk:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.exporting.mode import in_programs
-from escnn_attention.geometry.at_once import all_at_once, pairs_at_once
+from escnn_attention.geometry.at_once import all_at_once, clouds_at_once, pairs_at_once
 from escnn_attention.geometry.cache import cached, kept
 from escnn_attention.geometry.neighbours import Chunk, Lists, Neighbourhood, Neighbours, WholeClouds, stretches, where
 
@@ -71,6 +71,10 @@ class Points:
         if self.batch is None:
             return WholeClouds.single(self.number, self._places.device)
         return kept(WholeClouds, self.batch)
+
+    def clouds_at_once(self) -> Chunk:
+        """All clouds in a single chunk: see :mod:`escnn_attention.geometry.at_once`."""
+        return cached(clouds_at_once, self._places, self.batch)
 
     def at_once(self, keys: Points) -> Chunk:
         """Which of the keys each point sees, in a single chunk: see :mod:`escnn_attention.geometry.at_once`."""

@@ -37,13 +37,10 @@ def _fold(call: GridCall) -> tuple[GridCall, Unfold | None]:
     return fold(call, positions.coordinates, positions.scale, positions.key_coordinates)
 
 
-def _exported(call: GridCall) -> Tensor:
-    return (linear if call.normalization == "count" else portable).attention(call)
-
-
 _PREFERENCE = {"cpu": ("native", "blocked"), "cuda": ("triton", "dense", "blocked")}
 _portable = Backend(portable.attention, isolates_nonfinite=True, serves_two_sets=True)
 _native = Backend(native.attention, native.why_unsupported, isolates_nonfinite=True, serves_two_sets=True)
+_linear = Backend(linear.attention, linear.why_unsupported, True, serves_two_sets=True, counts=True)
 
 ON_GRIDS: Registry[GridCall] = Registry(
     {
@@ -52,12 +49,12 @@ ON_GRIDS: Registry[GridCall] = Registry(
         "native": _native,
         "triton": Backend(triton.attention, triton.why_unsupported, isolates_nonfinite=True),
         "dense": Backend(dense.attention, dense.why_unsupported, serves_two_sets=True),
-        "linear": Backend(linear.attention, linear.why_unsupported, True, serves_two_sets=True, counts=True),
+        "linear": _linear,
     },
     preference=lambda device: (*_PREFERENCE.get(device, ("blocked",)), "linear"),
     fold=_fold,
     isolate=_isolate_nonfinite,
-    exported=Backend(_exported, isolates_nonfinite=True, serves_two_sets=True),
+    exported=(_linear, _portable),
     packaged=_native,
 )
 """The backends of attention on grids."""

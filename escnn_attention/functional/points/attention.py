@@ -33,7 +33,10 @@ BETWEEN_POINTS: Registry[PointCall] = Registry(
     },
     preference=lambda device: ("linear", "dense", "native", "neighbours"),
     fold=fold_points,
-    exported=Backend(portable.exported, serves_two_sets=True),
+    exported=(
+        Backend(linear.exported, linear.why_unsupported, True, folds=False, counts=True),
+        Backend(portable.exported, serves_two_sets=True, counts=True),
+    ),
     packaged=Backend(loop.exported, loop.why_unsupported, why_not_first=loop.why_not_first, counts=True),
 )
 """The backends of attention between points."""

@@ -77,16 +77,18 @@ def attention(call: PointCall) -> Tensor:
     return in_clouds(call, fused)
 
 
-def in_clouds(call: PointCall, attend: Callable[[Heads, Tensor], Tensor]) -> Tensor:
+def in_clouds(call: PointCall, attend: Callable[[Heads, Tensor], Tensor], groups: list[Chunk] | None = None) -> Tensor:
     """Attention of all clouds, those of one size at once, as images: ``(M, 1, N, H, C)``.
 
     Args:
         call: of whole clouds.
         attend: the attention of images, folded, with points at ``(B · n, d)``: ``(M, B, n, H, C)``.
+        groups: the clouds that are taken at once; None for those of about one size.
     """
     heads, _, number, _, channels = call.q.shape
     shape = (number, heads, call.num_poses, channels)
-    groups = call.query_points.clouds().alike(_SLACK.get(call.q.device.type, 1.0))
+    if groups is None:
+        groups = call.query_points.clouds().alike(_SLACK.get(call.q.device.type, 1.0))
     # Without anything that tells them apart, all output poses are alike.
     out = [_attend(call, some, attend).expand(-1, -1, -1, shape[2], -1) for some in groups]
     rows = [y.permute(1, 2, 0, 3, 4).flatten(0, 1) for y in out]
@@ -96,7 +98,7 @@ def in_clouds(call: PointCall, attend: Callable[[Heads, Tensor], Tensor]) -> Ten
 def _attend(call: PointCall, some: Chunk, attend: Callable[[Heads, Tensor], Tensor]) -> Tensor:
     """The attention of clouds to themselves, each of which is an image: ``(M, B, n, H, C)``."""
     # The first point of a cloud fills up, where it is near the others and counts nothing as a key.
-    take = RowsOf(some.keys, some.keys[:, :1] if some.padded else None, some.first)
+    take = RowsOf(some.keys, some.keys[:, :1].clamp(min=0) if some.padded else None, some.first)
     points = take(call.query_points.coordinates)
     bias = call.bias.table(points.flatten(0, 1))
     points = (points - points.mean(1, keepdim=True)).flatten(0, 1)  # small numbers, where clouds are far away

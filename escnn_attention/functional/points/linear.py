@@ -24,3 +24,8 @@ def why_not_first(call: PointCall) -> str | None:
 def attention(call: PointCall) -> Tensor:
     """Attention without a softmax in all clouds: see :func:`escnn_attention.functional.attention`."""
     return in_clouds(call, sums)
+
+
+def exported(call: PointCall) -> Tensor:
+    """The same attention in a program that PyTorch exports, for clouds of any sizes."""
+    return in_clouds(call, sums, [call.query_points.clouds_at_once()])

@@ -7,12 +7,13 @@ from escnn.nn import FieldType
 
 from escnn_attention import FourierEncoding, PointSelfAttention, RotaryEncoding
 from escnn_attention.functional import BETWEEN_POINTS
-from escnn_attention.functional.points import linear
+from escnn_attention.functional.points import linear, portable
 from escnn_attention.functional.points.call import MANY
 from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.geometry.points import Points
 from tests.functional.points.test_dense import BATCHES
 from tests.layers import drawn
+from tests.packages import write_down
 
 SPACE = gspaces.rot2dOnR2(4)
 TYPE = FieldType(SPACE, 2 * [SPACE.regular_repr])
@@ -69,3 +70,30 @@ def test_what_it_does_not_serve(options, reason):
     edge_attr = torch.randn(1, 4, 4, 2) if "edge_dim" in options else None
     places = (torch.randn(4, 2), torch.randn(4, 2), None, None, Neighbourhood(), edge_attr)
     assert reason in linear.why_unsupported(layer.plain.call(x, Points(*places), None))
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("keys", ["own", "all"])
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("encoding", [*ENCODINGS, "mlp"])
+def test_programs_sum_first(encoding, query, keys, masked, monkeypatch):
+    """Of clouds of any sizes, in any order, with points of none; and compute the scores of other encodings."""
+    made = ENCODINGS[encoding]() if encoding in ENCODINGS else encoding
+    options = {"query": query, "keys": keys, "encoding": made}
+    layer = drawn(PointSelfAttention(TYPE, TYPE, 1, head_fields=2, normalization="count", **options))
+    given, scores, called = [], portable.attend_in_export, []
+    for batch in ([0, 1, 1, 0, 2, 1], [0] * 5, [3, 0, 0, 0, 0, 0, 0, 1, 1], None):
+        number = 5 if batch is None else len(batch)
+        x, coords = (torch.randn(number, n, dtype=torch.float64) for n in (TYPE.size, 2))
+        mask = torch.rand(number) > 0.3 if masked else None
+        given.append((x, coords, None, None if batch is None else torch.tensor(batch), mask))
+    expected = [layer.plain(*tensors) for tensors in given]
+    if masked:  # no point is there
+        given.append((*given[0][:-1], torch.zeros(6, dtype=torch.bool)))
+        expected.append(torch.zeros(6, TYPE.size, dtype=torch.float64))
+    monkeypatch.setattr(portable, "attend_in_export", lambda *a: [called.append(1), scores(*a)][1])
+    write_down(monkeypatch)
+    for tensors, y in zip(given, expected, strict=True):
+        torch.testing.assert_close(layer.plain(*tensors), y, rtol=1e-12, atol=1e-12)
+    assert len(called) == (len(given) if encoding == "mlp" else 0)
