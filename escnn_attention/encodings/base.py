@@ -310,6 +310,16 @@ class Encoding(Versioned, ABC):
         phase = matmul(frequencies.unsqueeze(0), columns)
         return torch.cat([phase.cos(), phase.sin()], dim=1), readout
 
+    def first_layer(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        r"""The features in the form :math:`\varphi(\delta) = \mathrm{SiLU}(A\delta + b)`.
+
+        Kernels on a GPU make these by themselves, and hold none.
+
+        Returns:
+            A, ``(F, d)``, b, ``(F,)``, and the readout W, ``(heads or 1, C, F)``; None where they have no such form.
+        """
+        return None
+
     def waves(self) -> tuple[Tensor, Tensor] | None:
         r"""The function of the offset in the form :math:`W [\cos\Omega\delta, \sin\Omega\delta]`.
 

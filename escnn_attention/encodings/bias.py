@@ -35,6 +35,9 @@ class Offers(Protocol):
     def features(self, columns: Tensor) -> tuple[Tensor, Tensor] | None:
         """Features ``(B, F, n)`` at offsets ``(B, d, n)``, and their readout, ``(heads or 1, C, F)``."""
 
+    def first_layer(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Weights ``(F, d)`` and ``(F,)`` of a layer whose SiLU are all features, and their readout; None elsewhere."""
+
     def waves(self) -> tuple[Tensor, Tensor] | None:
         """Frequencies ``(F, d)`` and the readout of cosines and sines, ``(heads or 1, C, 2F)``."""
 
@@ -135,15 +138,21 @@ class EncodingBias(PairBias):
         return replace(bias, spatial=encoding.offsets(points.to(inverse.dtype) @ inverse.transpose(-1, -2)))
 
     def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
-        q = q / math.sqrt(q.shape[-1])
         features, readout = self._features(seen)
-        reads = q
         if features is not None and readout is not None:
-            # The function of the offset is linear in its features: the readout acts on all queries of a head together.
-            rows = q.permute(1, 0, 4, 2, 3, 5)  # M, G, A, H or 1, J, C
-            reads = rows.flatten(1, 4) @ readout.expand(len(rows), -1, -1)
-            reads = reads.unflatten(1, rows.shape[1:5]).permute(1, 0, 3, 4, 2, 5)
-        return PairScores(q, self._poses, None if features is None else reads, features)
+            return self.read(q, readout)._replace(features=features)
+        q = q / math.sqrt(q.shape[-1])
+        return PairScores(q, self._poses, None if features is None else q, features)
+
+    def first_layer(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        return None if self._encoding.form != "features" or self.in_frames else self._encoding.first_layer()
+
+    def read(self, q: Tensor, readout: Tensor) -> PairScores:
+        q = q / math.sqrt(q.shape[-1])
+        # The function of the offset is linear in its features: the readout acts on all queries of a head together.
+        rows = q.permute(1, 0, 4, 2, 3, 5)  # M, G, A, H or 1, J, C
+        reads = rows.flatten(1, 4) @ readout.expand(len(rows), -1, -1)
+        return PairScores(q, self._poses, reads.unflatten(1, rows.shape[1:5]).permute(1, 0, 3, 4, 2, 5))
 
     def _features(self, seen: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The function of the offset as features ``(1, H, F, G, A, P or 1, K)`` and their readout ``(M or 1, C, F)``.
@@ -184,6 +193,9 @@ class _SeenBy:
         seen = torch.einsum("kij,bjn->kbin", self._inverse.to(columns.dtype), columns)
         offered = self._encoding.features(seen.flatten(0, 1))
         return None if offered is None else (offered[0].unflatten(0, seen.shape[:2]), offered[1])
+
+    def first_layer(self) -> None:
+        """None: features are of several elements."""
 
     def waves(self) -> tuple[Tensor, Tensor] | None:
         """Frequencies of all elements, ``(K · F, d)``, and the readout of cosines and sines."""

@@ -80,6 +80,16 @@ class MLPEncoding(Encoding):
                 columns = layer(columns.transpose(1, 2)).transpose(1, 2)
         return columns, last.weight.unflatten(0, (self.table_heads, self.channels))
 
+    def first_layer(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        modules = [] if self.mlp is None else list(self.mlp)
+        kinds = [torch.nn.Linear, torch.nn.SiLU, torch.nn.Linear]
+        if type(self).features is not MLPEncoding.features or [*map(type, modules)] != kinds:
+            return None  # Of other functions, or of more layers.
+        first, last = (tuple(layer.parameters()) for layer in modules[::2])
+        if len(first) != 2 or len(last) != 1:
+            return None
+        return *first, last[0].unflatten(0, (self.table_heads, self.channels))
+
     def extra_repr(self) -> str:
         return f"hidden={self.hidden}, layers={self.layers}, per_head={self.per_head}"
 

@@ -92,11 +92,12 @@ class PointSelfAttention(PointLayer):
         samples: for a continuous fiber group, its :class:`Samples` or their number; None for a finite one.
         normalization: ``"softmax"``, or ``"count"``: scores divided by the number of keys, which may be negative. In
             whole clouds, with an encoding that factorises, the cost then grows linearly with the number of points.
-        backend: ``"auto"``; ``"native"``, a compiled loop on the CPU over queries and their keys; ``"neighbours"``, the
-            same by PyTorch operations on every device; ``"dense"``, PyTorch's fused attention, for whole clouds with an
-            encoding that factorises (Fourier, rotary, absolute, none), without second derivatives, so that ``"auto"``
-            does not choose it if ``coords`` require a gradient; ``"linear"``, one sum of keys and values for all points
-            of a cloud, with ``normalization="count"`` and such an encoding; ``"reference"``, the formula.
+        backend: ``"auto"``; ``"native"``, a compiled loop on the CPU over queries and their keys; ``"triton"``, kernels
+            over them on CUDA; ``"neighbours"``, the same by PyTorch operations on every device; ``"dense"``, PyTorch's
+            fused attention, for whole clouds with an encoding that factorises (Fourier, rotary, absolute, none),
+            without second derivatives, so that ``"auto"`` does not choose it if ``coords`` require a gradient;
+            ``"linear"``, one sum of keys and values for all points of a cloud, with ``normalization="count"`` and such
+            an encoding; ``"reference"``, the formula.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escnn_attention.functional.points import dense, linear, loop, portable, reference
+from escnn_attention.functional.points import dense, linear, loop, portable, reference, triton
 from escnn_attention.functional.points.call import PointCall, fold_points
 from escnn_attention.functional.registry import Backend, Registry
 
@@ -19,6 +19,14 @@ _native = Backend(
 BETWEEN_POINTS: Registry[PointCall] = Registry(
     {
         "native": _native,
+        "triton": Backend(
+            triton.attention,
+            triton.why_unsupported,
+            isolates_nonfinite=True,
+            why_not_first=triton.why_not_first,
+            serves_two_sets=True,
+            counts=True,
+        ),
         "neighbours": _portable,
         "dense": Backend(dense.attention, dense.why_unsupported, True, folds=False, why_not_first=dense.why_not_first),
         "linear": Backend(
@@ -31,7 +39,7 @@ BETWEEN_POINTS: Registry[PointCall] = Registry(
             reference.attention, isolates_nonfinite=True, folds=False, serves_two_sets=True, counts=True
         ),
     },
-    preference=lambda device: ("linear", "dense", "native", "neighbours"),
+    preference=lambda device: ("linear", "dense", "native" if device == "cpu" else "triton", "neighbours"),
     fold=fold_points,
     exported=(
         Backend(linear.exported, linear.why_unsupported, True, folds=False, counts=True),

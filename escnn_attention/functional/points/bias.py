@@ -118,6 +118,17 @@ class PairBias(ABC):
             mutual: whether the keys are the points of the queries, in the same order.
         """
 
+    def first_layer(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """A linear map of what is seen, ``(F, D)`` and ``(F,)``, whose SiLU are the features, and their readout.
+
+        The readout is ``(M or 1, C, F)``. None where features are no such functions.
+        """
+        return None
+
+    def read(self, q: Tensor, readout: Tensor) -> PairScores:
+        """The terms of :meth:`scores` without the features, which queries read by the readout of their layer."""
+        raise NotImplementedError(f"{type(self).__name__} has no layer")
+
     def why_no_table(self) -> str | None:
         """Why there is no :meth:`table`, or None."""
         return "it is for softmax attention with an encoding"

@@ -67,10 +67,10 @@ class _CompiledChunks(Chunks):
             rows = (self.call.bias.num_poses, query_poses if summed else 1)
             extra = extra.expand(v.shape[1], *rows, *extra.shape[3:]).flatten(1, 2)
         arguments = native.Arguments(
-            q=None if terms.q is None else _of_rows(terms.q),
+            q=None if terms.q is None else of_rows(terms.q),
             k=None if terms.q is None else k.transpose(0, 1),
             v=v.transpose(0, 1),
-            reads=None if reads is None else _of_rows(reads),
+            reads=None if reads is None else of_rows(reads),
             features=None if features is None else features.squeeze(5),
             pose=pose,
             extra=extra,
@@ -91,6 +91,6 @@ class _CompiledChunks(Chunks):
         return native.attend(arguments).transpose(0, 1)
 
 
-def _of_rows(x: Tensor) -> Tensor:
+def of_rows(x: Tensor) -> Tensor:
     """The rows of all groups as projections leave them, from ``(G, M, H, J, A, X)`` to ``(M, G · A, H · J, X)``."""
     return x.permute(1, 0, 4, 2, 3, 5).flatten(1, 2).flatten(2, 3)

@@ -11,6 +11,7 @@ and key: what all poses of a key share is added to stretches of keys.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 
 import torch
@@ -53,8 +54,17 @@ class Chunks:
         if self.call.values is not None or not bias.adds_nothing:
             seen = bias.tables.relate(queries(asking).unsqueeze(2), keys(asked).unsqueeze(1))
         of_queries = queries(q).permute(0, 2, 3, 1, 4).unsqueeze(weights.own_axis)  # G, M, J, A, C, and an axis more
-        terms = bias.scores(of_queries, lambda: weights.near(keys(k)), seen, some.queries is some.keys)
+        terms = self.terms(of_queries, lambda: weights.near(keys(k)), seen, some.queries is some.keys)
         return self.combine(with_pairs(terms, self.call, some), k, v, some, seen)
+
+    @staticmethod
+    def num_features(call: PointCall) -> int:
+        """How many functions of the location are held of every pair and output pose."""
+        return call.bias.num_features
+
+    def terms(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
+        """The terms of the scores of a chunk: see :meth:`escnn_attention.functional.points.bias.PairBias.scores`."""
+        return self.call.bias.scores(q, keys, seen, mutual)
 
     def keys(self, some: Chunk) -> RowsOf:
         """A function that takes the rows of the keys of a chunk from tensors."""
@@ -80,7 +90,7 @@ def attend_in_chunks(call: PointCall, kind: type[Chunks], fastest: int, copies: 
     # A score, its exponential, its probability, and the gradient.
     width = _width(call)
     # The backward pass of every chunk makes a gradient of all keys.
-    pairs = _pairs(call, max(fastest, call.k.numel()) // width, max(copies, width))
+    pairs = _pairs(call, kind, max(fastest, call.k.numel()) // width, max(copies, width))
     chunks = call.query_points.neighbours(call.key_points).chunks(pairs)
     tensors, measure = _vectors(call, any(map(attrgetter("padded"), chunks)))
     rule, shape = kind(call, measure), _shape(call)
@@ -103,7 +113,7 @@ def attend_in_export(call: PointCall, kind: type[Chunks]) -> Tensor:
         tensors, measure = _vectors(call, one.padded)
         out = in_place([kind(call, measure).attend(one, *tensors)], [one], shape)
         return out.to(call.v.dtype).transpose(0, 1).unsqueeze(1)
-    rows = Rows(one, _pairs(call, _WRITTEN_NUMBERS, max(6, _width(call))))
+    rows = Rows(one, _pairs(call, kind, _WRITTEN_NUMBERS, max(6, _width(call))))
     tensors, measure = _vectors(call, True)
     rule = kind(call, measure)
 
@@ -133,15 +143,15 @@ def _width(call: PointCall) -> int:
     return max(4, call.bias.width(mutual), 1 if call.values is None else call.values.features)
 
 
-def _pairs(call: PointCall, fastest: int, copies: int) -> int:
+def _pairs(call: PointCall, kind: type[Chunks], fastest: int, copies: int) -> int:
     """How many pairs of points there are in a chunk of at most so many scores, as many copies of which are held."""
     heads, _, _, poses, _ = call.q.shape
     query_poses, key_poses = (1 if call.query == "own" else poses), (1 if call.keys == "own" else call.k.shape[3])
     size = call.q.element_size()
     pairs = chunk_size(fastest, size, copies=copies) // (heads * call.bias.num_poses * query_poses * key_poses)
-    if call.bias.num_features:
+    if num_features := kind.num_features(call):
         features = _FEATURES_PER_CHUNK if call.q.device.type == "cpu" else _NUMBERS_PER_WIDE_CHUNK
-        pairs = min(pairs, chunk_size(features, size, copies=copies) // (call.bias.num_poses * call.bias.num_features))
+        pairs = min(pairs, chunk_size(features, size, copies=copies) // (call.bias.num_poses * num_features))
     return max(1, pairs)
 
 

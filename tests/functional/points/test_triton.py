@@ -1,0 +1,299 @@
+"""Kernels over neighbours that Triton compiles, against the formula: interpreted on the CPU, compiled for a GPU.
+
+Interpreted, a program takes as long for many keys as for one: there are few queries and poses.
+"""
+
+import copy
+import itertools
+import json
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import GeometricTensor
+
+from escnn_attention import Pair, PointSelfAttention
+from escnn_attention.functional import BETWEEN_POINTS
+from escnn_attention.functional.points import triton
+from escnn_attention.geometry.neighbours import Neighbourhood
+from escnn_attention.geometry.points import Points
+from tests.functional.cuda import needs_cuda
+from tests.layers import drawn
+from tests.nn.points import ENCODINGS, mixed, worst_error
+from tests.sampling import cover
+
+pytest.importorskip("triton")
+import_module("tests.functional.interpreter").hasten()
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")
+
+EDGES = torch.tensor([[0, 1, 2, 2, 1, 0], [1, 1, 1, 0, 2, 1]])  # of different numbers, one of them twice
+CLOUDS = torch.tensor([1, 0, 1])
+SEEN = {"lists": {"edge_index": EDGES}, "clouds": {"batch": CLOUDS}, "one cloud": {}}
+
+
+def layer_of(encoding="mlp", heads=3, backend="triton", space=None, **options):
+    torch.manual_seed(0)
+    fields = mixed(space or gspaces.rot2dOnR2(2))
+    encoding = ENCODINGS[encoding]()
+    return drawn(
+        PointSelfAttention(fields, fields, heads, head_fields=3, encoding=encoding, backend=backend, **options)
+    )
+
+
+def points_of(layer, number=3, device="cpu", dtype=torch.float64):
+    torch.manual_seed(1)
+    dim = layer.in_type.gspace.dimensionality
+    x, coords = torch.randn(number, layer.in_type.size, dtype=dtype), torch.randn(number, dim, dtype=dtype)
+    return GeometricTensor(x.to(device).requires_grad_(), layer.in_type, coords.to(device))
+
+
+def outcome(layer, x, backend, **others):
+    """The output, and the gradients by the features and the weights."""
+    layer.plain.backend = backend
+    y = layer(x, **others).tensor
+    leaves = [x.tensor, *layer.parameters()]
+    return [y, *torch.autograd.grad(y.sin().sum(), leaves, materialize_grads=True, create_graph=False)]
+
+
+def assert_close(got, expected, tolerance=1e-12):
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        assert (a.double() - b.double()).norm() <= tolerance * max(1, b.double().norm())
+
+
+@interpreted
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("keys", ["own", "all"])
+@pytest.mark.parametrize("normalization", ["softmax", "count"])
+@pytest.mark.parametrize("seen", SEEN)
+def test_agrees_with_the_formula(encoding, query, keys, normalization, seen):
+    layer = layer_of(encoding, query=query, keys=keys, normalization=normalization)
+    x, others = points_of(layer), {**SEEN[seen], "measure": torch.tensor([0.5, 1.5, 0.7]).double()}
+    expected = outcome(layer, x, "reference", **others)
+    assert_close(outcome(layer, x, "triton", **others), expected)
+    others["measure"] += torch.tensor([0.1, 0.0, 0.0])
+    changed = outcome(layer, x, "reference", **others)
+    assert (changed[0] - expected[0]).norm() > 1e-3 * expected[0].norm()
+
+
+@interpreted
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("query", "keys"), [("own", "own"), ("own", "all"), ("all", "all")])
+@pytest.mark.parametrize("heads", [1, 5])
+@pytest.mark.parametrize("encoding", ["mlp", "shared", "separable"])
+def test_programs_as_on_a_gpu(monkeypatch, query, keys, heads, encoding):
+    """More heads than a program has, and channels that are shared unevenly."""
+    layer = layer_of(encoding, heads=heads, query=query, keys=keys)
+    x, chosen = points_of(layer), []
+    expected = outcome(layer, x, "reference", edge_index=EDGES)
+    monkeypatch.setattr(triton, "interpreted", lambda: False)
+    program = triton.program
+    monkeypatch.setattr(triton, "program", lambda *sizes: chosen.append(program(*sizes)) or chosen[-1])
+    assert_close(outcome(layer, x, "triton", edge_index=EDGES), expected)
+    assert all(each.sharing * each.lanes == 32 for each in chosen)
+
+
+@pytest.mark.parametrize("held", [1, 4])
+@pytest.mark.parametrize("widest", [1, 3, 16, 48, 128])
+@pytest.mark.parametrize("keys", [1, 9, 512])
+def test_registers_hold_the_vectors_of_a_thread(monkeypatch, held, widest, keys):
+    monkeypatch.setattr(triton, "interpreted", lambda: False)
+    chosen = triton.program(held, widest, 4, keys)
+    assert chosen.sharing * chosen.lanes == 32
+    assert held * widest / chosen.sharing <= triton._NUMBERS or chosen.sharing == min(16, triton.power_of_two(widest))
+
+
+def points_at(coords, batch=None):
+    return Points(coords, coords, None, batch, Neighbourhood())
+
+
+def call_of(layer, number=3):
+    x = points_of(layer, number)
+    return layer.plain.call(x.tensor, points_at(x.coords), None)
+
+
+@interpreted
+def test_dropout_is_the_same_in_all_passes():
+    """The gradient is that of a function."""
+    layer = layer_of(heads=1, dropout=0.4)
+    x, v = points_of(layer), torch.randn(3, layer.in_type.size, dtype=torch.float64)
+
+    def run(values):
+        torch.manual_seed(3)
+        return layer(GeometricTensor(values, layer.in_type, x.coords), edge_index=EDGES).tensor
+
+    kept = run(x.tensor)
+    layer.train()
+    y, step = run(x.tensor), 1e-5
+    assert (y - kept).norm() > 1e-3
+    slope = (run(x.tensor + step * v) - run(x.tensor - step * v)) / (2 * step)
+    weight = torch.randn_like(y)
+    (grad,) = torch.autograd.grad((y * weight).sum(), x.tensor)
+    torch.testing.assert_close((grad * v).sum(), (slope * weight).sum(), rtol=1e-7, atol=1e-7)
+    torch.manual_seed(4)
+    assert (layer(x, edge_index=EDGES).tensor - y).norm() > 1e-3
+    with pytest.raises(RuntimeError, match=r"triton.*second derivatives with dropout.*neighbours"):
+        torch.autograd.grad(run(x.tensor).sum(), x.tensor, create_graph=True)
+
+
+@interpreted
+def test_derivatives_of_the_second_order():
+    layer = layer_of(heads=1)
+    x = points_of(layer)
+
+    def twice(backend):
+        layer.plain.backend = backend
+        y = layer(x, edge_index=EDGES).tensor
+        (first,) = torch.autograd.grad(y.sin().sum(), x.tensor, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), [x.tensor, *layer.parameters()], materialize_grads=True)
+
+    assert_close(twice("triton"), twice("neighbours"))
+
+
+@interpreted
+def test_equivariance():
+    layer = layer_of(heads=1, space=gspaces.rot2dOnR2(3))
+    x = points_of(layer)
+    assert worst_error(layer, x, edge_index=EDGES) < 1e-12
+    moved = GeometricTensor(x.tensor, x.type, x.coords + torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]))
+    assert (layer(moved, edge_index=EDGES).tensor - layer(x, edge_index=EDGES).tensor).norm() > 1e-3
+
+
+@interpreted
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
+def test_lower_precision(dtype, tolerance):
+    layer = layer_of(heads=1, keys="own")
+    x = points_of(layer)
+    expected = outcome(layer, x, "reference", edge_index=EDGES)
+    x = GeometricTensor(x.tensor.detach().to(dtype).requires_grad_(), x.type, x.coords.to(dtype))
+    got = outcome(layer.to(dtype), x, "triton", edge_index=EDGES)
+    assert all(t.dtype == dtype for t in got)
+    assert_close(got, expected, tolerance)
+
+
+@interpreted
+def test_what_is_not_finite_reaches_only_those_who_see_it():
+    layer = layer_of(heads=1)
+    x = points_of(layer)
+    x.tensor.data[2] = torch.nan
+    y = layer(x, edge_index=EDGES[:, [0, 1, 3, 4, 5]]).tensor  # point 1 does not see point 2
+    assert y[0].isnan().all()
+    assert y[1].isfinite().all()
+
+
+@interpreted
+@pytest.mark.parametrize("number", [0, 2])
+def test_keys_at_other_points(number):
+    """Two clouds of queries and three of keys, of different sizes; without queries, nothing."""
+    call = call_of(layer_of(), 5)
+    coords = call.key_points.coordinates
+    sets = (points_at(coords[:number], CLOUDS[:number]), points_at(coords, torch.tensor([0, 1, 1, 2, 0])))
+    call = replace(call, q=call.q[:, :, :number], query_points=sets[0], key_points=sets[1])
+    y, expected = (BETWEEN_POINTS.compute(call, backend) for backend in ("triton", "reference"))
+    assert y.shape == (3, 1, number, 2, 3)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_what_it_does_not_serve(monkeypatch):
+    call, measure = call_of(layer_of()), torch.zeros(3, 1, requires_grad=True)
+    monkeypatch.setattr(triton, "why_not_run", lambda _: None)
+    assert triton.why_unsupported(call) is None
+    assert triton.why_not_first(call) is None
+    bias = copy.copy(call.bias)
+    bias.log_measure = measure
+    for change, reason in (
+        ({"values": object()}, "values"),
+        ({"edges": measure}, "edges have features"),
+        ({"envelope": torch.add}, "envelope"),
+        ({"bias": bias}, "measure requires a gradient"),
+    ):
+        assert reason in triton.why_unsupported(replace(call, **change))
+    monkeypatch.setattr(triton, "why_not_run", lambda device: f"it needs CUDA, got {device}")
+    with pytest.raises(ValueError, match=r"backend: 'triton'.*needs CUDA"):
+        BETWEEN_POINTS.compute(replace(call, dropout=0.5), "triton")
+
+
+def test_a_gpu_prefers_it_for_neighbours():
+    names = BETWEEN_POINTS.preference("cuda")
+    assert names.index("dense") < names.index("triton") < names.index("neighbours")
+    assert "triton" not in BETWEEN_POINTS.preference("cpu")
+
+
+_COMPILE = """
+import json
+import sys
+sys.modules["escnn"] = None  # importing it takes longer than a kernel
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from escnn_attention.functional.points import triton, triton_kernels
+import torch
+
+for name, own, summed, bits, content, rate in json.loads(sys.argv[1]):
+    numbers = torch.empty(1, dtype=getattr(torch, f"float{bits}"), device="meta")
+    vectors, scores = numbers.expand(2, 64, 4, 8), numbers.expand(2, 64, 4, 4 if summed else 1, 1 if own else 4)
+    features, extra = numbers.expand(1, 4, 16, 64, 1, 32), numbers.expand(2, 16 if summed else 4, 4, 64, 1, 32)
+    keys = torch.empty(64, 32, dtype=torch.long)
+    layer = [numbers.expand(16, 3), numbers.expand(16), numbers.expand(4, 3, 64, 1, 32)]
+    of_offsets = [None, None, None, extra, None, None, None]
+    if content:
+        given = [None, *layer] if content == "layer" else [features, None, None, None]
+        of_offsets = [numbers.expand(2, 64, 4, 16), given[0], scores, None, *given[1:]]
+    q = vectors if content else None
+    call = triton.Arguments(q, q, vectors, *of_offsets, keys, None, None, 4, 1, True, summed, own, False, rate)
+    kernel, constants = getattr(triton_kernels, name), triton.constants(name, call)
+    types = {n: "*i64" for n in ("keys", "lengths", "order", "starts", "seed")}
+    types |= {n: "i32" for n in ("number", "points", "group_queries", "group_keys")}
+    types |= {n: "constexpr" for n in constants}
+    signature = {n: types.get(n, f"*fp{bits}") for n in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    built = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
+    print(len(built.asm["cubin"]) > 0)
+"""
+_KERNELS = ["forward", "backward_queries", "backward_keys"]
+_COMPILED = [
+    *itertools.product(_KERNELS, [False, True], [False, True], [32, 64], ["layer", "features"], [0.0]),
+    *itertools.product(_KERNELS, [False], [False], [32], ["", "layer"], [0.1]),
+]
+
+
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_kernels_compile_for_a_gpu(run_python, monkeypatch, tmp_path, pytestconfig, whole):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    drawn = cover([set(enumerate(kernel)) for kernel in _COMPILED], pytestconfig.option.hypothesis_seed, most=1)
+    kernels = _COMPILED if whole else [_COMPILED[i] for i in drawn]
+    assert run_python(_COMPILE, json.dumps(kernels)).split() == ["True"] * len(kernels)
+
+
+@needs_cuda
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("query", "keys"), [("own", "own"), ("own", "all"), ("all", "all")])
+@pytest.mark.parametrize("encoding", ["mlp", "LieTransformer", "fourier"])
+@pytest.mark.parametrize("seen", [{"num_neighbours": 7}, {}])
+def test_on_cuda(dtype, tolerance, query, keys, encoding, seen):
+    layer = layer_of(encoding, space=gspaces.flipRot2dOnR2(4), query=query, keys=keys, **seen)
+    x = points_of(layer, 150)
+    expected = outcome(layer, x, "reference")
+    layer, x = layer.to("cuda", dtype), points_of(layer, 150, "cuda").to("cuda")
+    x = GeometricTensor(x.tensor.detach().to(dtype).requires_grad_(), x.type, x.coords.to(dtype))
+    got, again = outcome(layer, x, "auto"), outcome(layer, x, "triton")
+    assert all(map(torch.equal, got, again))  # in every run
+    assert_close([t.cpu() for t in got], expected, tolerance)
+
+
+def test_who_makes_features():
+    """Kernels do so where the encoding says how, and coordinates have no gradient."""
+
+    def held(encoding, **options):
+        call = call_of(layer_of(encoding, **options))
+        return triton._Edges.num_features(call), call.bias.num_features
+
+    assert held("mlp") == (2, 5)
+    assert held("shared") == (5, 5)  # of two layers
+    assert held("separable") == (3, 3)
+    assert held("mlp", relation=Pair()) == (5, 5)
