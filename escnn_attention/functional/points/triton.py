@@ -140,9 +140,12 @@ class _Edges(Chunks):
 
     @staticmethod
     def num_features(call: PointCall) -> int:
-        """How many numbers are held of every pair and output pose: of functions that are made here, their arguments."""
+        """How many numbers are held of every pair and output pose: of functions that are made here, their arguments.
+
+        Those are held as the relation gives them, and in rows.
+        """
         first = _first_layer(call)
-        return call.bias.num_features if first is None else first[0].shape[1]
+        return call.bias.num_features if first is None else 2 * first[0].shape[1]
 
     def terms(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         """The terms of the scores of a chunk, without the features that are made here."""
