@@ -67,7 +67,7 @@ def attention_between_points():
     [
         (attention_on_a_grid, (19, 63, 41)),
         (block_on_a_grid, (25, 75, 87)),
-        (attention_between_points, (23, 105, 65)),
+        (attention_between_points, (20, 108, 66)),
     ],
 )
 def test_a_forward_pass_is_short(make, most):

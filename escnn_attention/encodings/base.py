@@ -17,7 +17,7 @@ from escnn_attention.encodings.bias import EncodingBias
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.points.bias import PairBias, PairTables
+from escnn_attention.functional.points.call import PairBias, PairTables
 from escnn_attention.geometry.orbits import Orbits
 
 Form = Literal["offsets", "features", "waves"]

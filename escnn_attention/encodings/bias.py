@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.functional.grid.call import PositionalBias, Waves
-from escnn_attention.functional.points.bias import PairBias, PairScores, PairTables, in_rows
+from escnn_attention.functional.points.call import PairBias, PairScores, PairTables, in_rows
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
 

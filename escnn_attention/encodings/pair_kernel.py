@@ -21,7 +21,7 @@ from escnn_attention.encodings.base import Needs
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.points.bias import Halves, PairBias, PairScores, PairTables, in_rows, products
+from escnn_attention.functional.points.call import Halves, PairBias, PairScores, PairTables, in_rows, products
 from escnn_attention.functional.points.pair_mlp import pair_mlp
 
 Content = Literal["dot", "concat", "none"]
@@ -232,7 +232,7 @@ class PairKernel(Versioned):
         """The terms of the scores of a chunk.
 
         Args:
-            q, keys, seen: as in :meth:`escnn_attention.functional.points.bias.PairBias.scores`.
+            q, keys, seen: as in :meth:`escnn_attention.functional.points.call.PairBias.scores`.
             pose: as :meth:`poses` gives it, ``(M, first, H, J or 1, P)``: with P = 1 of the pose of the query.
             halves: of the poses, where every pair of points occurs in both orders and the pose -h sees a pair as h sees
                 it in the other order; None elsewhere.

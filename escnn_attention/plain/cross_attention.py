@@ -15,7 +15,7 @@ from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.bias import positional_bias
 from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS, GridCall, KeyMode, PointCall, QueryMode
-from escnn_attention.functional.points.bias import PairTables
+from escnn_attention.functional.points.call import PairTables
 from escnn_attention.geometry.grid import Grid, kept_grid
 from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.neighbours import Neighbourhood, where

@@ -19,9 +19,8 @@ from escnn_attention.encodings.bias import EncodingBias, FromAllPoses
 from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional import BETWEEN_POINTS, PointCall
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.points.bias import Halves, PairBias, PairTables, Relate, in_rows
+from escnn_attention.functional.points.call import Halves, PairBias, PairTables, Relate, Values, in_rows
 from escnn_attention.functional.points.reference import probabilities
-from escnn_attention.functional.points.weights import Values
 from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.geometry.points import Cloud, Points, where_present
 from escnn_attention.geometry.relations import LogMotion, Relation

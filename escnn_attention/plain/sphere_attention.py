@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.points.bias import Relate
+from escnn_attention.functional.points.call import Relate
 from escnn_attention.geometry.points import Cloud, Points
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.point_attention import PointAttention, PointModule, from_poses

@@ -11,7 +11,7 @@ from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention import LiftedMotion, PairKernel, PointAttentiveConv, PointLift, PointSelfAttention, working_memory
-from escnn_attention.functional.points import loop
+from escnn_attention.functional.points import native
 from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.models import PointTransformer
 from escnn_attention.plain.cutoff import Cutoff, polynomial_envelope
@@ -20,7 +20,7 @@ from tests.nn.points import SPACES, cloud, mixed, worst_error
 RADIUS = 1.5
 C4, ON_R3 = gspaces.rot2dOnR2(4), SPACES["D3 on R3"]()
 BATCH = torch.tensor([0, 1, 0, 1, 0, 0, 1, 1, 0])
-BACKENDS = ["neighbours", "reference", *([] if loop.native.why_unsupported(torch.zeros(1)) else ["native"])]
+BACKENDS = ["neighbours", "reference", *([] if native.why_not_built(torch.float32) else ["native"])]
 
 
 def cosine(t):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from escnn_attention.functional.points import dense, linear, loop, portable, reference, triton
+from escnn_attention.functional.points import dense, linear, native, portable, reference, triton
 from escnn_attention.functional.points.call import PointCall, fold_points
 from escnn_attention.functional.registry import Backend, Registry
 
 _portable = Backend(portable.attention, isolates_nonfinite=True, serves_two_sets=True, counts=True)
 _native = Backend(
-    loop.attention,
-    loop.why_unsupported,
+    native.attention,
+    native.why_unsupported,
     isolates_nonfinite=True,
-    why_not_first=loop.why_not_first,
+    why_not_first=native.why_not_first,
     serves_two_sets=True,
     counts=True,
 )
@@ -45,6 +45,6 @@ BETWEEN_POINTS: Registry[PointCall] = Registry(
         Backend(linear.exported, linear.why_unsupported, True, folds=False, counts=True),
         Backend(portable.exported, serves_two_sets=True, counts=True),
     ),
-    packaged=Backend(loop.exported, loop.why_unsupported, why_not_first=loop.why_not_first, counts=True),
+    packaged=Backend(native.exported, native.why_unsupported, why_not_first=native.why_not_first, counts=True),
 )
 """The backends of attention between points."""

@@ -1,23 +1,254 @@
-"""The arguments of one attention between points, and the reduction of encodings that transform queries and keys."""
+"""The arguments of one attention between points: positions, terms of scores, and their reductions."""
 
 from __future__ import annotations
 
+import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.call import Call
-from escnn_attention.functional.grid.call import Heads
+from escnn_attention.exporting.mode import in_programs
+from escnn_attention.functional.call import Call, KeyMode, QueryMode
+from escnn_attention.functional.grid.call import Heads, PositionalBias
 from escnn_attention.functional.grid.fold import Unfold, fold
-from escnn_attention.functional.points.bias import PairBias, PairScores, PairTables
-from escnn_attention.functional.points.weights import Values
+from escnn_attention.functional.matmul import add_to_each, matmul
 from escnn_attention.geometry.points import Points
 
 MANY = 64
 """With so many points a cloud, on average, fused attention is faster on a CPU."""
+
+
+class Halves(NamedTuple):
+    """Poses with their opposites, from which everything looks the other way round.
+
+    Attributes:
+        opposite: ``(H,)``, the index of -h.
+        half: ``(H / 2,)``, one of each two.
+        order: ``(H,)``, where the poses are in this half and the opposites of its poses; None if there, in their order.
+    """
+
+    opposite: Tensor
+    half: Tensor
+    order: Tensor | None
+
+
+class Relate(Protocol):
+    """The relation of two points that an encoding is a function of, from every output pose."""
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        """The relations ``(G, H, A, P or 1, K, D)`` of queries at ``(G, A, 1, d)`` and keys at ``(G, 1, K, d)``."""
+
+
+@dataclass(frozen=True)
+class PairTables:
+    """Tables of the group and of the layer for a bias between points.
+
+    Attributes:
+        relate: what is seen of two points.
+        inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
+        quotient: ``(|H|, P)``; the index of h⁻¹ĥ.
+        relative: ``(|H|, P, F)``; features of h⁻¹ĥ, or None.
+        query, keys: as in :class:`~escnn_attention.functional.call.Call`.
+        log_measure: ``(N or 1, P or 1)``, the logarithm of the measure of the keys; None where all are alike.
+        halves: of the poses, where what -h sees of two points is the opposite of what h sees; None elsewhere.
+        offsets: whether what is seen is the offset, so that there may be a table over the pairs of a cloud.
+    """
+
+    relate: Relate
+    inverse_action: Tensor
+    quotient: Tensor
+    relative: Tensor | None
+    query: QueryMode
+    keys: KeyMode
+    log_measure: Tensor | None = None
+    halves: Halves | None = None
+    offsets: bool = True
+
+    def of_pairs(self, poses: Tensor | None) -> Tensor | None:
+        """A table over the pairs of an output and a key pose, by query poses: ``(..., H, J or 1, P or 1)``.
+
+        With keys of the query's own pose that is its entry at ĥ = h̃.
+
+        Args:
+            poses: ``(..., H, P)``.
+        """
+        if poses is None or self.keys == "all" or poses.shape[-1] == 1:
+            return None if poses is None else poses.unsqueeze(-2)
+        return poses.unsqueeze(-1) if self.query == "all" else poses.diagonal(dim1=-2, dim2=-1)[..., None, None]
+
+
+class PairBias(ABC):
+    """The terms that a layer adds to the scores between points. Encodings and kernels make one from their parameters.
+
+    Args:
+        tables: of the group and of the layer.
+
+    Attributes:
+        num_poses: the number of output poses.
+        log_measure: the logarithm of the measure of the keys, ``(N or 1, P or 1)``.
+        in_frames: whether every output pose transforms queries and keys before the scores are taken (absolute and
+            rotary encodings), for which there is a :meth:`table` of each cloud.
+        factorises: whether scores are products of what queries and keys know by themselves.
+        adds_nothing: whether scores are the products of queries and keys, and nothing else.
+        num_features: how many functions of the location there are for every pair and output pose.
+    """
+
+    in_frames: bool = False
+    factorises: bool = False
+    adds_nothing: bool = False
+    num_features: int = 0
+
+    def __init__(self, tables: PairTables):
+        self.tables = tables
+        self.num_poses = len(tables.inverse_action)
+        self.log_measure = tables.log_measure
+
+    def width(self, mutual: bool) -> int:
+        """How many numbers there are for every score while it is made."""
+        return 1
+
+    @abstractmethod
+    def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
+        """The terms of the scores of a chunk.
+
+        Args:
+            q: ``(G, M, H or 1, J, A, C)``; J is 1 in the own mode.
+            keys: gives the keys of the chunk, ``(G, M, H', J', P, K, C)``, where one of H' and J' may be the poses of
+                the queries, and P is 1, because a query sees keys of its own pose only; they are 1 otherwise.
+            seen: ``(G, H, A, P or 1, K, D)``, the relation to every key as it looks from every output pose.
+            mutual: whether the keys are the points of the queries, in the same order.
+        """
+
+    def first_layer(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """A linear map of what is seen, ``(F, D)`` and ``(F,)``, whose SiLU are the features, and their readout.
+
+        The readout is ``(M or 1, C, F)``. None where features are no such functions.
+        """
+        return None
+
+    def read(self, q: Tensor, readout: Tensor) -> PairScores:
+        """The terms of :meth:`scores` without the features, which queries read by the readout of their layer."""
+        raise NotImplementedError(f"{type(self).__name__} has no layer")
+
+    def why_no_table(self) -> str | None:
+        """Why there is no :meth:`table`, or None."""
+        return "it is for softmax attention with an encoding"
+
+    def table(self, points: Tensor) -> PositionalBias:
+        """The bias over pairs of points where the encoding factorises, without the measure.
+
+        Args:
+            points: ``(N, d)``, of which an absolute encoding is a function.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no table")
+
+
+class PairScores(NamedTuple):
+    r"""Summands of the scores of a chunk, ``(G, M, H, J, A, P, K)``, to which all terms broadcast.
+
+    Attributes:
+        q: ``(G, M, H or 1, J, A, C)``, scaled, whose products with the keys count; None where they do not. J is 1 in
+            the own mode.
+        poses: ``(M or 1, H, J or 1, P, C)``, what poses add to the keys.
+        reads: ``(G, M, H or 1, J, A, F)``, how much of every feature a query sees.
+        features: ``(M or 1, H, F, G, A, P or 1, K)``, functions of the location.
+        extra: ``(M, H or 1, J or 1, P or 1, G, A, K)``, numbers by themselves.
+        factors: ``(M, G, A, K)``, which multiply the weights that scores have become.
+        envelope: ``(G, A, K)``, at least 0, which multiplies the measure of the keys before weights are normalised.
+    """
+
+    q: Tensor | None
+    poses: Tensor | None = None
+    reads: Tensor | None = None
+    features: Tensor | None = None
+    extra: Tensor | None = None
+    factors: Tensor | None = None
+    envelope: Tensor | None = None
+
+    def scores(self, keys: Callable[[], Tensor]) -> Tensor:
+        """The sum of the terms, for keys ``(G, M, H', J', P, K, C)``."""
+        q, poses, parts = self.q, self.poses, []
+        if q is not None:
+            k = keys()
+            if poses is not None and _many_share_keys(q):
+                # Fewer numbers than scores, where many queries share the keys.
+                k, poses = k + poses.unsqueeze(4), None
+            parts.append(products(q, k))
+        if self.reads is not None and self.features is not None:
+            parts.append(against(self.reads, self.features))
+        if q is not None and poses is not None:
+            reads = q.expand(-1, -1, poses.shape[1], -1, -1, -1)
+            poses = poses.expand(q.shape[1], -1, q.shape[3], -1, -1)
+            parts.append(torch.einsum("gmhjac,mhjpc->gmhjap", reads, poses).unsqueeze(-1))
+        if self.extra is not None:
+            parts.append(self.extra.permute(4, 0, 1, 2, 5, 3, 6))
+        return functools.reduce(add_to_each, parts)
+
+
+@in_programs(lambda q: False)
+def _many_share_keys(q: Tensor) -> bool:
+    """Whether keys have fewer numbers than scores of one query pose: q is ``(G, M, H or 1, J, A, C)``."""
+    return q.shape[3] == 1 and q.shape[4] > q.shape[5]
+
+
+def against(reads: Tensor, features: Tensor) -> Tensor:
+    """Products of features with the queries that read them, ``(G, M, H, J, A, P or 1, K)``.
+
+    Args:
+        reads, features: as in :class:`PairScores`.
+    """
+    heads, frames = features.shape[:2]
+    if heads > 1:
+        return torch.einsum("gmhjaf,mhfgapk->gmhjapk", reads.expand(-1, -1, frames, -1, -1, -1), features)
+    # For every query and output pose, all heads and query poses at once.
+    rows = reads.permute(0, 2, 4, 1, 3, 5)  # G, H or 1, A, M, J, F
+    out = matmul(rows.flatten(3, 4), features[0].permute(2, 0, 3, 1, 4, 5).flatten(4))
+    return out.unflatten(-1, features.shape[-2:]).unflatten(3, rows.shape[3:5]).permute(0, 3, 1, 4, 2, 5, 6)
+
+
+@in_programs(lambda x: x.clone(memory_format=torch.contiguous_format))
+def in_rows(x: Tensor) -> Tensor:
+    """A tensor as it is; in a program in the order of its axes, since there it may have any."""
+    return x
+
+
+def products(q: Tensor, k: Tensor) -> Tensor:
+    """The products ``(G, M, H, J, A, P, K)`` of queries with keys.
+
+    Args:
+        q: ``(G, M, H, J, A, C)``.
+        k: ``(G, M, H', J', P, K, C)``.
+    """
+    q, k = in_rows(q), in_rows(k)
+    if k.shape[2] == k.shape[3] == 1:
+        out = matmul(q.flatten(2, 4), k[:, :, 0, 0].flatten(2, 3).transpose(-1, -2)).unflatten(2, q.shape[2:5])
+    else:
+        out = matmul(q, k.flatten(4, 5).transpose(-1, -2))
+    return out.unflatten(-1, k.shape[4:6])
+
+
+class Values(Protocol):
+    """Transformation of the values that a query attends to.
+
+    Attributes:
+        features: how many numbers it makes for every score.
+    """
+
+    features: int
+
+    def __call__(self, p: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        """The output ``(G, M, H, A, C)`` of attention to the values.
+
+        Args:
+            p: ``(G, M, H, A, P, K)``, the probabilities.
+            v: ``(G, M, H or 1, P, K, C)``, the values.
+            seen: ``(G, H, A, P or 1, K, D)``, what every output pose sees of the pairs.
+        """
 
 
 @dataclass(frozen=True)

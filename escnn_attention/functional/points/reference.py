@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention.functional.points.bias import PairScores
-from escnn_attention.functional.points.call import PointCall
+from escnn_attention.functional.points.call import PairScores, PointCall
 from escnn_attention.functional.points.portable import with_pairs
 from escnn_attention.functional.rotate import rotate
 from escnn_attention.geometry.neighbours import Chunk

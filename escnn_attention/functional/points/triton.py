@@ -18,16 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.grid.triton import why_not_run
 from escnn_attention.functional.grid.triton_launch import interpreted, on_device, power_of_two
-from escnn_attention.functional.points.bias import PairScores, against
-from escnn_attention.functional.points.call import PointCall
-from escnn_attention.functional.points.loop import of_rows, why_not_first
-from escnn_attention.functional.points.portable import Chunks, attend_in_chunks
-from escnn_attention.functional.points.weights import Weights
+from escnn_attention.functional.points.call import PairScores, PointCall, against
+from escnn_attention.functional.points.native import of_rows, why_not_first
+from escnn_attention.functional.points.portable import Chunks, Weights, attend_in_chunks
 from escnn_attention.geometry.neighbours import Chunk
 
 __all__ = ["Arguments", "attention", "why_not_first", "why_unsupported"]
@@ -169,7 +166,7 @@ class _Edges(Chunks):
         if extra is not None:
             rows = (weights.num_poses, weights.query_poses if weights.sum_query_poses else 1)
             extra = extra.expand(v.shape[1], *rows, *extra.shape[3:]).flatten(1, 2)
-        dtype, measure = working_precision(v.dtype), self.measure
+        dtype, measure = torch.promote_types(v.dtype, torch.float32), self.measure
 
         def exact(t: Tensor) -> Tensor:
             return t.to(dtype).contiguous()

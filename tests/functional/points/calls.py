@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from escnn_attention.functional import BETWEEN_POINTS, PointCall
-from escnn_attention.functional.points.bias import PairBias, PairTables
+from escnn_attention.functional.points.call import PairBias, PairTables
 from escnn_attention.geometry.neighbours import Neighbourhood, Neighbours
 from escnn_attention.geometry.points import Points
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from escnn_attention import working_memory
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.functional.points import native as native_points
-from escnn_attention.functional.points.bias import PairScores
+from escnn_attention.functional.points.call import PairScores
 from escnn_attention.functional.points.native import Arguments, attend
 from escnn_attention.geometry.neighbours import Lists, WholeClouds
 from tests.functional.points.calls import point_attention
 from tests.functional.precise import EXTENDED, errors, exact, mean_ratio
 
-if reason := native_points.why_unsupported(torch.zeros(1)):
+if reason := native_points.why_not_built(torch.float32):
     pytest.skip(reason, allow_module_level=True)
 
 POINTS = 9

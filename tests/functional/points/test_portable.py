@@ -15,7 +15,8 @@ from escnn_attention import (
     assert_equivariant,
     working_memory,
 )
-from escnn_attention.functional.points.bias import PairScores
+from escnn_attention.functional.points.call import PairScores
+from escnn_attention.functional.points.portable import sum_values
 from escnn_attention.geometry.neighbours import Lists, WholeClouds
 from tests.functional.points.calls import point_attention
 from tests.nn.points import ENCODINGS, SPACES, cloud, error_of, mixed, worst_error, written_out
@@ -355,3 +356,10 @@ def test_fused_attention_refuses_edges_with_features():
     y = layer(many, edge_attr=tables).tensor
     layer.plain.backend = "neighbours"
     torch.testing.assert_close(y, layer(many, edge_attr=tables).tensor)
+
+
+def test_values_of_poses_by_themselves():
+    p, v = random(3, 2, 4, 6, 1, 5), random(3, 2, 4, 1, 5, 6)
+    torch.testing.assert_close(sum_values(p, v), torch.einsum("gmhapk,gmhpkc->gmhac", p, v))
+    p, v = random(3, 2, 4, 6, 7, 5), random(3, 2, 1, 7, 5, 6)
+    torch.testing.assert_close(sum_values(p, v), torch.einsum("gmhapk,gmpkc->gmhac", p, v[:, :, 0]))

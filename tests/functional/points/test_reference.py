@@ -10,7 +10,7 @@ from escnn.nn import FieldType
 
 from escnn_attention import PointSelfAttention
 from escnn_attention.functional import BETWEEN_POINTS, PointCall
-from escnn_attention.functional.points.bias import PairScores, PairTables
+from escnn_attention.functional.points.call import PairScores, PairTables
 from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.geometry.points import Points
 from tests.functional.points.calls import GivenBias
