@@ -158,9 +158,12 @@ def _weigh(score, share, seen, measure, sums, MEASURE: tl.constexpr, COUNT: tl.c
         share += tl.load(measure, mask=seen, other=0.0)
     if COUNT:
         share = tl.exp(share) * sums
-        return score * share, share
-    probability = tl.exp(score + share - sums)
-    return probability, probability
+        weight = score * share
+    else:
+        share = tl.exp(score + share - sums)
+        weight = share
+    # With a return in each branch, Triton would compare the shapes of both.
+    return weight, share
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -376,7 +379,7 @@ def backward_queries(
         if not COUNT:
             tl.store(means + at_scores, tl.max(mean, axis=2, keep_dims=True), mask=mine)
         # The poses of queries that contribute to all output poses are told apart by these.
-        row += h * M * number * J if SUMMED else 0
+        row += h * (M * J * number.to(tl.int64)) if SUMMED else 0
         if CONTENT:
             _store(grad_q + row * C, _over_lanes(grad_query), 1.0, mine, C, W)
         if F > 0:

@@ -233,7 +233,7 @@ from triton.compiler import ASTSource
 from escnn_attention.functional.points import triton, triton_kernels
 import torch
 
-for name, own, summed, bits, content, rate in json.loads(sys.argv[1]):
+for name, own, summed, bits, content, rate, count in json.loads(sys.argv[1]):
     numbers = torch.empty(1, dtype=getattr(torch, f"float{bits}"), device="meta")
     vectors, scores = numbers.expand(2, 64, 4, 8), numbers.expand(2, 64, 4, 4 if summed else 1, 1 if own else 4)
     features, extra = numbers.expand(1, 4, 16, 64, 1, 32), numbers.expand(2, 16 if summed else 4, 4, 64, 1, 32)
@@ -244,7 +244,7 @@ for name, own, summed, bits, content, rate in json.loads(sys.argv[1]):
         given = [None, *layer] if content == "layer" else [features, None, None, None]
         of_offsets = [numbers.expand(2, 64, 4, 16), given[0], scores, None, *given[1:]]
     q = vectors if content else None
-    call = triton.Arguments(q, q, vectors, *of_offsets, keys, None, None, 4, 1, True, summed, own, False, rate)
+    call = triton.Arguments(q, q, vectors, *of_offsets, keys, None, None, 4, 1, True, summed, own, count, rate)
     kernel, constants = getattr(triton_kernels, name), triton.constants(name, call)
     types = {n: "*i64" for n in ("keys", "lengths", "order", "starts", "seed")}
     types |= {n: "i32" for n in ("number", "points", "group_queries", "group_keys")}
@@ -256,8 +256,8 @@ for name, own, summed, bits, content, rate in json.loads(sys.argv[1]):
 """
 _KERNELS = ["forward", "backward_queries", "backward_keys"]
 _COMPILED = [
-    *itertools.product(_KERNELS, [False, True], [False, True], [32, 64], ["layer", "features"], [0.0]),
-    *itertools.product(_KERNELS, [False], [False], [32], ["", "layer"], [0.1]),
+    *itertools.product(_KERNELS, [False, True], [False, True], [32, 64], ["layer", "features"], [0.0], [False]),
+    *itertools.product(_KERNELS, [False], [False], [32], ["", "layer"], [0.1], [False, True]),
 ]
 
 
@@ -274,9 +274,9 @@ def test_kernels_compile_for_a_gpu(run_python, monkeypatch, tmp_path, pytestconf
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 @pytest.mark.parametrize(("query", "keys"), [("own", "own"), ("own", "all"), ("all", "all")])
 @pytest.mark.parametrize("encoding", ["mlp", "LieTransformer", "fourier"])
-@pytest.mark.parametrize("seen", [{"num_neighbours": 7}, {}])
-def test_on_cuda(dtype, tolerance, query, keys, encoding, seen):
-    layer = layer_of(encoding, space=gspaces.flipRot2dOnR2(4), query=query, keys=keys, **seen)
+@pytest.mark.parametrize("options", [{"num_neighbours": 7}, {}, {"normalization": "count"}])
+def test_on_cuda(dtype, tolerance, query, keys, encoding, options):
+    layer = layer_of(encoding, space=gspaces.flipRot2dOnR2(4), query=query, keys=keys, **options)
     x = points_of(layer, 150)
     expected = outcome(layer, x, "reference")
     layer, x = layer.to("cuda", dtype), points_of(layer, 150, "cuda").to("cuda")
