@@ -13,6 +13,7 @@ from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.base import Needs
 from escnn_attention.encodings.bias import FromAllPoses, positional_bias
 from escnn_attention.functional import ON_GRIDS, GridCall, KeyMode, PositionalBias, QueryMode, probabilities
+from escnn_attention.functional.grid.triton import tiled
 from escnn_attention.geometry.grid import Grid, kept_grid
 from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Window
@@ -125,7 +126,7 @@ class SelfAttention(HeadModule):
         super().__init__(*parts, query_weight=query_weight, transformation=transformation)
         self.window, self.resampling, self.resizes = window, resampling, resampling.resizes
         self.convolution = convolution
-        # Kernels of Triton read positions side by side; PyTorch's fused attention reads channels side by side.
+        # Some kernels of Triton read positions side by side; others, and PyTorch's fused attention, read channels so.
         of_offsets = encoding.form in ("offsets", "features") and not encoding.absolute
         self.has_table = window.kernel_size is not None or of_offsets
         self.lifts = isinstance(project_in, Scalars)  # queries and keys have no poses, the same ones for all outputs
@@ -197,7 +198,12 @@ class SelfAttention(HeadModule):
     def call(self, x: Tensor, positions: Grid, element: LieElement | None = None) -> GridCall:
         """The attention to compute, of features ``(B, in, *space)`` at the given positions."""
         backend = self.backend if self.backend != "auto" or x.device.type != "cuda" else "triton"
-        q, k, v = self.to_heads(rows_of(x), side_by_side=backend == "triton" and self.has_table)
+        side_by_side = backend == "triton" and self.has_table
+        if side_by_side:
+            half = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
+            dtype = torch.get_autocast_dtype(x.device.type) if half else x.dtype
+            side_by_side = not tiled(positions.complete, self.channels, dtype)
+        q, k, v = self.to_heads(rows_of(x), side_by_side)
         # One query without a pose contributes to every output pose, whichever of its poses would.
         query: QueryMode = "all" if self.lifts else self.query
         keys: KeyMode = "all" if self.lifts else self.keys

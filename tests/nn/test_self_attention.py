@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -246,7 +247,7 @@ def test_norms_over_positions_take_no_mask():
             TransformerBlock(FIELDS, FIELDS, 1, 3, **options)(x, mask)
 
 
-@pytest.mark.parametrize("layer", [GroupSelfAttention, PointSelfAttention])
+@pytest.mark.parametrize("layer", [partial(GroupSelfAttention, kernel_size=3), PointSelfAttention])
 def test_bad_registers(layer):
     with pytest.raises(ValueError, match=r"registers: .*no pose"):
         layer(FIELDS, FIELDS, registers=1, keys="own")

@@ -113,6 +113,7 @@ class GridLoop:
         empty: room for the output and those numbers.
         packaged: the output as an operator in a package, where there is one.
         laid_out: queries, keys or values as the passes need them in memory.
+        keeps_half: whether the passes take half precision; else they get single precision in its place.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class GridLoop:
         empty: Callable[[Arguments], tuple[Tensor, Tensor]],
         packaged: Callable[[Arguments], Tensor] | None = None,
         laid_out: Callable[[Tensor], Tensor] = Tensor.contiguous,
+        keeps_half: bool = False,
     ):
         def backward(
             arguments: Arguments, grad: Tensor, out: Tensor | None, sums: Tensor, _: list[bool]
@@ -133,7 +135,7 @@ class GridLoop:
         passes = Passes(
             *(forward_pass, backward, empty, _plainly, packaged), keeps_output=True, backend=backend, instead="blocked"
         )
-        self.laid_out = laid_out
+        self.laid_out, self.keeps_half = laid_out, keeps_half
         self.operator = Operator(backend, Arguments, _LEAVES, passes)
 
     def __call__(self, call: GridCall, chunk: int) -> Tensor:
@@ -151,7 +153,8 @@ class GridLoop:
             readout = bias.waves.readout
             cos, sin = bias.waves.phases(_points(call))
         dtype, exact = call.v.dtype, torch.promote_types(call.v.dtype, torch.float32)
-        q, k, v = map(self.laid_out, (call.q.to(exact), call.k.to(exact), call.v.to(exact)))
+        own = dtype if self.keeps_half else exact
+        q, k, v = map(self.laid_out, (call.q.to(own), call.k.to(own), call.v.to(own)))
         others = [None if t is None else t.to(exact) for t in (bias.spatial, bias.pose, cos, sin, readout)]
         spatial, pose, cos, sin, readout = others
         arguments = Arguments(
@@ -182,6 +185,9 @@ def _points(call: GridCall) -> Tensor:
 
 def _plainly(call: Arguments) -> Tensor:
     """The output by operations that autograd looks through."""
+    dtype, exact = call.q.dtype, torch.promote_types(call.q.dtype, torch.float32)
+    if exact != dtype:
+        return _plainly(call._replace(q=call.q.to(exact), k=call.k.to(exact), v=call.v.to(exact))).to(dtype)
     query: QueryMode = "all" if call.sum_query_poses else "own"
     window = Window(call.kernel_size or None, call.window, call.dilation)
     if window.looks_everywhere and call.spatial is None:

@@ -1,12 +1,18 @@
 r"""Windows on CUDA, and global attention there with tables of offsets, by kernels that Triton compiles.
 
-A query goes over the keys of its window and over no others, and no score is ever held: the backward pass makes them
-again. What queries know of the offsets and of the poses, :math:`\langle q, \rho_x\rangle` and
-:math:`\langle q, E\rangle`, are products of ordinary matrices: a number for every query and offset, and for every query
-and pose, that are held for some images at a time. Where a query belongs to one output pose, see
-:mod:`~escnn_attention.functional.grid.triton_own`; the passes here are those where every output pose sums over the
-query poses. The kernels of both are compiled for a group, a head, a window and a size
-of the grid where these are first met, which takes a second or two, and kept on the disk by Triton.
+No score is ever held: the backward pass makes them again. There are three kinds of passes:
+
+- :mod:`~escnn_attention.functional.grid.triton_tiles`: products of tiles on tensor cores, for wide heads, half
+  precision and global attention.
+- :mod:`~escnn_attention.functional.grid.triton_own`: narrow heads in windows, whose tiles would be mostly empty, where
+  a query belongs to one output pose.
+- those here: the same where every output pose sums over the query poses.
+
+In the last two a query goes over the keys of its window and over no others. What queries know of the offsets and of the
+poses, :math:`\langle q, \rho_x\rangle` and :math:`\langle q, E\rangle`, are products of ordinary matrices: a number
+for every query and offset, and for every query and pose, that are held for some images at a time. The kernels are
+compiled for a group, a head, a window and a size of the grid where these are first met, which takes a second or two,
+and kept on the disk by Triton.
 
 With ``TRITON_INTERPRET=1`` in the environment Triton runs them by NumPy, on the CPU, to look into them.
 """
@@ -25,7 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.grid import triton_own
+from escnn_attention.functional.grid import triton_own, triton_tiles
 from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.functional.grid.kernel import Arguments, GridLoop, why_not_a_table
 from escnn_attention.functional.grid.triton_launch import (
@@ -103,6 +109,9 @@ def attention(call: GridCall) -> Tensor:
     """Attention by kernels that Triton compiles: see :func:`escnn_attention.functional.attention`."""
     number_size = max(4, call.q.element_size())
     chunk = chunk_size(_products_per_chunk(call.q.device, number_size), number_size, copies=2)
+    if tiled(call.query_grid.complete, call.q.shape[-1], call.v.dtype):
+        triton_tiles.prepare(call)
+        return _tiles(call, chunk)
     window, _ = call.query_grid.trimmed
     # Before the operator is called: what is made inside belongs to a graph that may be recorded there.
     steps(call.query_grid.shape, window.kernel_size or 0, window.shape, window.dilation, call.q.device)
@@ -111,6 +120,11 @@ def attention(call: GridCall) -> Tensor:
         q, k, v = (t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) for t in (call.q, call.k, call.v))
         call = replace(call, q=q, k=k, v=v)
     return _loop(call, chunk)
+
+
+def tiled(complete: bool, channels: int, dtype: torch.dtype) -> bool:
+    """Whether products of tiles serve heads of so many channels, in a window or on the complete grid."""
+    return complete or channels >= triton_tiles.CHANNELS or dtype.itemsize == 2
 
 
 @constant_result
@@ -156,7 +170,10 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
             grad_q += table.transpose(-1, -2) @ change
             of_tables.append(change @ q.transpose(-1, -2))
     grads[0] *= call.scale
-    return [*(_as_projected(t, call) for t in grads), *gradients_of_terms(of_tables, call)]
+    return [
+        *(_as_projected(t, call) for t in grads),
+        *gradients_of_terms([t.unflatten(2, (call.num_poses, -1)) for t in of_tables], call),
+    ]
 
 
 def _empty(call: Arguments) -> tuple[Tensor, Tensor]:
@@ -180,6 +197,14 @@ def _pairs(call: Arguments) -> int:
 
 
 _loop = GridLoop("triton", _forward_pass, _backward_pass, _empty, laid_out=positions_side_by_side)
+_tiles = GridLoop(
+    "triton_tiles",
+    triton_tiles.forward_pass,
+    triton_tiles.backward_pass,
+    triton_tiles.room,
+    laid_out=triton_tiles.laid_out,
+    keeps_half=True,
+)
 
 
 def _images(t: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """The loops of :mod:`~escnn_attention.functional.grid.triton_own`, for Triton to compile.
 
 A thread has one position and R poses, and goes over the window. A vector is a tuple of its channels: each is a tensor
-``(R, W, BN)`` of R poses and BN positions, which lie side by side in memory and in threads. With W > 1 neighbouring
-threads share the vectors of a position, each with every W-th channel, as the registers of one could not hold them. All
-addresses of a vector are one pointer and constants.
+``(R, 1, BN)`` of R poses and BN positions, which lie side by side in memory and in threads. All addresses of a vector
+are one pointer and constants.
 
 Only stores are masked: instead of a key beyond the edge of the grid a thread reads the one of its own position, and its
 score becomes minus infinity. The query sees its own key anyway: what is not finite there reaches no other query.
@@ -81,31 +80,27 @@ def _lanes(base, n, BN: tl.constexpr):
 
 
 @triton.jit
-def _vector(x, C: tl.constexpr, W: tl.constexpr, STEP: tl.constexpr):
+def _vector(x, C: tl.constexpr, STEP: tl.constexpr):
     """Read the channels of vectors, which lie STEP apart."""
-    x += tl.arange(0, W)[None, :, None] * STEP
     v = ()
-    for i in tl.static_range(C // W):
-        v = v + (tl.load(x + i * (W * STEP)),)
+    for i in tl.static_range(C):
+        v = v + (tl.load(x + i * STEP),)
     return v
 
 
 @triton.jit
-def _store(x, v, factor, here, C: tl.constexpr, W: tl.constexpr, STEP: tl.constexpr):
+def _store(x, v, factor, here, C: tl.constexpr, STEP: tl.constexpr):
     """Write multiples of vectors."""
-    x += tl.arange(0, W)[None, :, None] * STEP
-    for i in tl.static_range(C // W):
-        tl.store(x + i * (W * STEP), v[i] * factor, mask=here[None, None, :])
+    for i in tl.static_range(C):
+        tl.store(x + i * STEP, v[i] * factor, mask=here[None, None, :])
 
 
 @triton.jit
-def _dot(a, b, W: tl.constexpr):
+def _dot(a, b):
     """Products, ``(R, 1, BN)``: in every pass the channels are added up in the same order."""
     s = a[0] * b[0]
     for i in tl.static_range(1, len(a)):
         s += a[i] * b[i]
-    if W > 1:
-        s = tl.sum(s, axis=1, keep_dims=True)
     return s
 
 
@@ -126,11 +121,11 @@ def _scaled(x, factor):
 
 
 @triton.jit
-def _zeros(x, R: tl.constexpr, W: tl.constexpr, BN: tl.constexpr):
+def _zeros(x, R: tl.constexpr, BN: tl.constexpr):
     """Zeros for R vectors like x."""
     v = ()
     for i in tl.static_range(len(x)):
-        v = v + (tl.zeros([R, W, BN], x[i].dtype),)
+        v = v + (tl.zeros([R, 1, BN], x[i].dtype),)
     return v
 
 
@@ -146,10 +141,10 @@ def _drop(x, seed, n, key, h, image, RATE: tl.constexpr):
 
 
 @triton.jit
-def _know_poses(known, queries, pose, C: tl.constexpr, W: tl.constexpr, P: tl.constexpr, N: tl.constexpr):
+def _know_poses(known, queries, pose, C: tl.constexpr, P: tl.constexpr, N: tl.constexpr):
     """Write the products of queries with the table of poses. Threads without a position write what another writes."""
     for p in range(P):
-        tl.store(known + p * N, _dot(queries, _vector(pose + p, C, W, P), W))
+        tl.store(known + p * N, _dot(queries, _vector(pose + p, C, P)))
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_MEMORY)
@@ -160,33 +155,33 @@ def forward(
     first, total, batch,  # the first image, how many positions all images have, how many images a head
     n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr,
     N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
-    L: tl.constexpr, C: tl.constexpr, W: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
+    L: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
     PU: tl.constexpr, SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """The output, and the logarithms of the sums of exponentials. PU key poses share one change of the maximum."""
     image, m, b, n, here = _place(first, total, batch, N, BN)
     h0, h = tl.program_id(1) * R, tl.arange(0, R)[:, None, None]
-    queries = _vector(q + _lanes(m * q_head + b * q_image + h0 * (C * N), n, BN) + h * (C * N), C, W, N)
+    queries = _vector(q + _lanes(m * q_head + b * q_image + h0 * (C * N), n, BN) + h * (C * N), C, N)
     queries = _scaled(queries, SCALE)
     table += _lanes(m * (H * C * L), n * 0 + h0 * (C * L), BN) + h * (C * L)
     pose += _lanes(m * (H * C * P), n * 0 + h0 * (C * P), BN) + h * (C * P)
     known += _lanes((image * H + h0) * (P * N), n, BN) + h * (P * N)
     if POSE:
-        _know_poses(known, queries, pose, C, W, P, N)
+        _know_poses(known, queries, pose, C, P, N)
     most = tl.full([R, 1, BN], -1e30, queries[0].dtype)
     norm = tl.zeros([R, 1, BN], queries[0].dtype)
-    acc = _zeros(queries, R, W, BN)
+    acc = _zeros(queries, R, BN)
     for o in range(L):
         other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
         bias = tl.where(seen, 0.0, -float("inf"))[None, None, :].to(norm.dtype)
         if SPATIAL:
-            bias += _dot(queries, _vector(table + o, C, W, L), W)
+            bias += _dot(queries, _vector(table + o, C, L))
         keys = k + _lanes(m * k_head + b * k_image, other, BN)
         values = v + _lanes(m * v_head + b * v_image, other, BN)
         for first_p in range(0, P, PU):
             scores, more = (), most
             for u in tl.static_range(PU):
-                score = _dot(queries, _vector(keys + (first_p + u) * (C * N), C, W, N), W) + bias
+                score = _dot(queries, _vector(keys + (first_p + u) * (C * N), C, N)) + bias
                 if POSE:
                     score += tl.load(known + (first_p + u) * N)
                 scores = scores + (score,)
@@ -200,9 +195,9 @@ def forward(
                 norm += probability
                 if RATE > 0:
                     probability = _drop(probability, seed, n, o * P + first_p + u, h0 + h, first + image, RATE)
-                acc = _add(acc, probability, _vector(values + (first_p + u) * (C * N), C, W, N))
+                acc = _add(acc, probability, _vector(values + (first_p + u) * (C * N), C, N))
     out += _lanes(m * out_head + b * out_image + h0 * (C * N), n, BN) + h * (C * N)
-    _store(out, acc, 1 / norm, here, C, W, N)
+    _store(out, acc, 1 / norm, here, C, N)
     sums += _lanes(((first + image) * H + h0) * N, n, BN) + h * N
     tl.store(sums, most + tl.log2(norm), mask=here[None, None, :])
 
@@ -215,7 +210,7 @@ def backward_queries(
     out_head, out_image, grad_head, grad_image, grad_q_head, grad_q_image, first, total, batch,
     n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr,
     N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
-    L: tl.constexpr, K: tl.constexpr, C: tl.constexpr, W: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
+    L: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
     SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of queries, and the means of the gradients of their probabilities.
@@ -226,9 +221,9 @@ def backward_queries(
     image, m, b, n, here = _place(first, total, batch, N, BN)
     h0, h = tl.program_id(1) * R, tl.arange(0, R)[:, None, None]
     mine = here[None, None, :]
-    queries = _vector(q + _lanes(m * q_head + b * q_image + h0 * (C * N), n, BN) + h * (C * N), C, W, N)
+    queries = _vector(q + _lanes(m * q_head + b * q_image + h0 * (C * N), n, BN) + h * (C * N), C, N)
     queries = _scaled(queries, SCALE)
-    grads = _vector(grad + _lanes(m * grad_head + b * grad_image + h0 * (C * N), n, BN) + h * (C * N), C, W, N)
+    grads = _vector(grad + _lanes(m * grad_head + b * grad_image + h0 * (C * N), n, BN) + h * (C * N), C, N)
     out += _lanes(m * out_head + b * out_image + h0 * (C * N), n, BN) + h * (C * N)
     table += _lanes(m * (H * C * L), n * 0 + h0 * (C * L), BN) + h * (C * L)
     pose += _lanes(m * (H * C * P), n * 0 + h0 * (C * P), BN) + h * (C * P)
@@ -236,27 +231,27 @@ def backward_queries(
     change += _lanes((image * H + h0) * (K * N), n, BN) + h * (K * N)
     pairs = _lanes(((first + image) * H + h0) * N, n, BN) + h * N
     logarithm = tl.load(sums + pairs)
-    mean = _dot(grads, _vector(out, C, W, N), W)
+    mean = _dot(grads, _vector(out, C, N))
     tl.store(means + pairs, mean, mask=mine)
     if POSE:
-        _know_poses(known, queries, pose, C, W, P, N)
+        _know_poses(known, queries, pose, C, P, N)
         for p in range(P):
             tl.store(change + (K - P + p) * N, tl.zeros_like(mean), mask=mine)
-    grad_queries = _zeros(queries, R, W, BN)
+    grad_queries = _zeros(queries, R, BN)
     for o in range(L):
         other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
         bias = tl.where(seen, 0.0, -float("inf"))[None, None, :].to(mean.dtype)
         if SPATIAL:
-            bias += _dot(queries, _vector(table + o, C, W, L), W)
+            bias += _dot(queries, _vector(table + o, C, L))
         keys = k + _lanes(m * k_head + b * k_image, other, BN)
         values = v + _lanes(m * v_head + b * v_image, other, BN)
         of_offset = tl.zeros_like(mean)
         for p in range(P):
-            key = _vector(keys + p * (C * N), C, W, N)
-            score = _dot(queries, key, W) + bias
+            key = _vector(keys + p * (C * N), C, N)
+            score = _dot(queries, key) + bias
             if POSE:
                 score += tl.load(known + p * N)
-            of_probability = _dot(grads, _vector(values + p * (C * N), C, W, N), W)
+            of_probability = _dot(grads, _vector(values + p * (C * N), C, N))
             if RATE > 0:
                 of_probability = _drop(of_probability, seed, n, o * P + p, h0 + h, first + image, RATE)
             of_score = tl.exp2(score - logarithm) * (of_probability - mean)
@@ -267,13 +262,13 @@ def backward_queries(
             grad_queries = _add(grad_queries, of_score, key)
         if SPATIAL:
             tl.store(change + o * N, of_offset, mask=mine)
-            grad_queries = _add(grad_queries, of_offset, _vector(table + o, C, W, L))
+            grad_queries = _add(grad_queries, of_offset, _vector(table + o, C, L))
     if POSE:
         for p in range(P):
             of_pose = tl.load(change + (K - P + p) * N)
-            grad_queries = _add(grad_queries, of_pose, _vector(pose + p, C, W, P))
+            grad_queries = _add(grad_queries, of_pose, _vector(pose + p, C, P))
     grad_q += _lanes(m * grad_q_head + b * grad_q_image + h0 * (C * N), n, BN) + h * (C * N)
-    _store(grad_q, grad_queries, _LN2 * SCALE, here, C, W, N)
+    _store(grad_q, grad_queries, _LN2 * SCALE, here, C, N)
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_MEMORY)
@@ -285,17 +280,17 @@ def backward_keys(
     first, total, batch,
     n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr,
     N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
-    L: tl.constexpr, C: tl.constexpr, W: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
+    L: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
     SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of keys and values: a thread has R poses of a position, and goes over the queries that see it."""
     image, m, b, n, here = _place(first, total, batch, N, BN)
     p0, p = tl.program_id(1) * R, tl.arange(0, R)[:, None, None]
     at = p0 * (C * N) + n
-    keys = _vector(k + _lanes(m * k_head + b * k_image, at, BN) + p * (C * N), C, W, N)
-    values = _vector(v + _lanes(m * v_head + b * v_image, at, BN) + p * (C * N), C, W, N)
+    keys = _vector(k + _lanes(m * k_head + b * k_image, at, BN) + p * (C * N), C, N)
+    values = _vector(v + _lanes(m * v_head + b * v_image, at, BN) + p * (C * N), C, N)
     table += _lanes(m * (H * C * L), n * 0, BN)
-    grad_keys, grad_values = _zeros(keys, R, W, BN), _zeros(keys, R, W, BN)
+    grad_keys, grad_values = _zeros(keys, R, BN), _zeros(keys, R, BN)
     for o in range(L):
         other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, -1)
         of_unseen = tl.where(seen, 0.0, -float("inf"))[None, None, :].to(keys[0].dtype)
@@ -304,16 +299,16 @@ def backward_keys(
         pairs = _lanes((first + image) * (H * N), other, BN)
         poses = known + _lanes(image * (H * P * N) + p0 * N, other, BN) + p * N
         for h in range(H):
-            query = _scaled(_vector(queries + h * (C * N), C, W, N), SCALE)
-            of_output = _vector(grads + h * (C * N), C, W, N)
+            query = _scaled(_vector(queries + h * (C * N), C, N), SCALE)
+            of_output = _vector(grads + h * (C * N), C, N)
             bias = of_unseen
             if SPATIAL:
-                bias += _dot(query, _vector(table + h * (C * L) + o, C, W, L), W)
-            score = _dot(query, keys, W) + bias
+                bias += _dot(query, _vector(table + h * (C * L) + o, C, L))
+            score = _dot(query, keys) + bias
             if POSE:
                 score += tl.load(poses + h * (P * N))
             probability = tl.exp2(score - tl.load(sums + pairs + h * N))
-            of_probability, dropped = _dot(of_output, values, W), probability
+            of_probability, dropped = _dot(of_output, values), probability
             if RATE > 0:
                 of_probability = _drop(of_probability, seed, other, o * P + p0 + p, h, first + image, RATE)
                 dropped = _drop(probability, seed, other, o * P + p0 + p, h, first + image, RATE)
@@ -322,5 +317,5 @@ def backward_keys(
             grad_values = _add(grad_values, dropped, of_output)
     grad_k += _lanes(m * grad_k_head + b * grad_k_image, at, BN) + p * (C * N)
     grad_v += _lanes(m * grad_v_head + b * grad_v_image, at, BN) + p * (C * N)
-    _store(grad_k, grad_keys, _LN2, here, C, W, N)
-    _store(grad_v, grad_values, 1.0, here, C, W, N)
+    _store(grad_k, grad_keys, _LN2, here, C, N)
+    _store(grad_v, grad_values, 1.0, here, C, N)

@@ -66,7 +66,7 @@ def gradients_of_terms(of_tables: list[Tensor], call: Arguments, factor: float =
     """The gradients of the leaves behind queries, keys and values: of the terms, from those of the tables.
 
     Args:
-        of_tables: ``(images, H, K, C)``, or ``(images, J, H · K, C)``, of stretches of the images of all heads.
+        of_tables: ``(images, ..., H, K, C)``, of stretches of the images of all heads; what is between is summed.
         call: the arguments.
         factor: by which they are multiplied.
     """
@@ -74,8 +74,8 @@ def gradients_of_terms(of_tables: list[Tensor], call: Arguments, factor: float =
     if not of_tables:
         return terms
     of_images = torch.cat(of_tables) if len(of_tables) > 1 else of_tables[0]
-    of_heads = of_images.unflatten(0, call.q.shape[:2]).sum([1, 2] if call.sum_query_poses else [1])
-    of_heads = of_heads.view(len(of_heads), call.num_poses, -1, of_heads.shape[-1])
+    of_heads = of_images.unflatten(0, call.q.shape[:2])
+    of_heads = of_heads.sum([*range(1, of_heads.dim() - 3)])
     if factor != 1:
         of_heads *= factor
     start = 0

@@ -43,31 +43,24 @@ class Program(NamedTuple):
 
     Attributes:
         poses: how many poses each thread has.
-        sharing: how many threads share the vectors of a position.
-        positions: how many positions.
+        positions: how many positions, of a thread each.
         warps: how many warps.
     """
 
     poses: int
-    sharing: int
     positions: int
     warps: int
 
 
 def program(poses: int, channels: int, number_size: int, positions: int) -> Program:
     """The program for vectors of so many poses and channels, and positions of all images."""
-    most, words = _NUMBERS, number_size // 4
-    sharing = 1
-    while channels % (2 * sharing) == 0 and sharing < 8 and (channels // sharing * words > most or interpreted()):
-        sharing *= 2
     if interpreted():  # Every program takes as long, however much it does.
-        return Program(math.gcd(poses, 8), sharing, power_of_two(positions), 1)
+        return Program(math.gcd(poses, 8), power_of_two(positions), 1)
     each = math.gcd(poses, _POSES)
-    while each > 1 and each * (channels // sharing) * words > most:
+    while each > 1 and each * channels * number_size // 4 > _NUMBERS:
         each //= 2
-    # The threads that share a position are in one warp.
-    warps = 4 if sharing == 1 and positions >= _MANY else 1
-    return Program(each, sharing, 32 * warps // sharing, warps)
+    warps = 4 if positions >= _MANY else 1
+    return Program(each, 32 * warps, warps)
 
 
 def forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
@@ -139,7 +132,7 @@ def constants(name: str, call: Arguments, chosen: Program) -> dict[str, float]:
     found = {
         **grid_constants(call),
         **{"N": call.q.shape[2], "H": call.num_poses, "P": key_poses, "C": call.q.shape[-1]},
-        **{"W": chosen.sharing, "BN": chosen.positions, "R": chosen.poses},
+        **{"BN": chosen.positions, "R": chosen.poses},
         "SPATIAL": call.spatial is not None,
         "POSE": call.pose is not None,
         "RATE": call.dropout,

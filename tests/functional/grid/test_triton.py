@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from escnn_attention import GroupSelfAttention, LiftingSelfAttention, TransformerBlock
 from escnn_attention.functional import BACKENDS, PositionalBias, attention, working_memory
-from escnn_attention.functional.grid import triton, triton_own
+from escnn_attention.functional.grid import triton, triton_own, triton_tiles
 from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
@@ -31,6 +31,14 @@ from tests.sampling import cover
 pytest.importorskip("triton")
 import_module("tests.functional.interpreter").hasten()
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")
+
+
+@pytest.fixture(params=["chosen", "tiles"])
+def passes(request, monkeypatch):
+    """Those that a call takes, or products of tiles, which serve every call."""
+    if request.param == "tiles":
+        monkeypatch.setattr(triton, "tiled", lambda *_: True)
+    return request.param
 
 
 @interpreted
@@ -56,7 +64,7 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are 
         (2, 2, (4,), Window(3), {"rotary", "pose", "measure", "weights"}),
     ],
 )
-def test_agrees_with_the_reference(query, order, key_poses, shape, window, kinds):
+def test_agrees_with_the_reference(passes, query, order, key_poses, shape, window, kinds):
     channels = 4 if "rotary" in kinds else 3
     arguments = (*case(order, key_poses, order, shape, window, kinds, channels=channels, batch=1), query)
     assert refusal("triton", *arguments) is None
@@ -66,7 +74,7 @@ def test_agrees_with_the_reference(query, order, key_poses, shape, window, kinds
 @interpreted
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("keys", "query"), [("own", "own"), ("own", "all"), ("all", "all")])
-def test_frames_and_lifting_agree_with_the_reference(keys, query):
+def test_frames_and_lifting_agree_with_the_reference(passes, keys, query):
     poses = 1 if keys == "all" else 3
     arguments = (*case(3, poses, poses, (4,), Window(3), {"spatial"}, heads=1, batch=1), query, keys)
     assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
@@ -89,7 +97,7 @@ def agree_or_refuse(arguments):
 @interpreted
 @settings(max_examples=2)
 @given(cases(max_side=3, max_dim=1))
-def test_agrees_with_the_reference_on_random_calls(arguments):
+def test_agrees_with_the_reference_on_random_calls(passes, arguments):
     agree_or_refuse(arguments)
 
 
@@ -97,12 +105,12 @@ def test_agrees_with_the_reference_on_random_calls(arguments):
 @interpreted
 @settings(max_examples=60)
 @given(cases(max_side=3, max_dim=2))
-def test_agrees_with_the_reference_on_many_random_calls(arguments):
+def test_agrees_with_the_reference_on_many_random_calls(passes, arguments):
     agree_or_refuse(arguments)
 
 
 @interpreted
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
 def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance):
     tensors, grid, terms = case(2, 2, 2, (4,), Window(3), {"spatial", "pose"}, batch=1, dtype=dtype)
     exact, exact_terms = doubled(tensors, terms)
@@ -123,7 +131,7 @@ def test_autocast_changes_no_product_inside():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("size", [1e3, 1e8])
-def test_scores_of_any_size(query, size):
+def test_scores_of_any_size(passes, query, size):
     """Exponentials would overflow, and others are less than the smallest number."""
     tensors, grid, terms = case(2, 2, 2, (5,), Window(3), {"spatial"})
     tensors = (tensors[0].detach().mul(size).requires_grad_(), *tensors[1:])
@@ -156,6 +164,42 @@ def test_programs_are_one_warp_whose_poses_divide_those_of_the_group(monkeypatch
         assert all(order % n == 0 for n in (shape.output, shape.query))
         held = max(shape[1:]) * channels * q.element_size() // 4
         assert held * shape.positions / 32 <= 48 or shape.positions == 1
+
+
+def test_what_tiles_serve():
+    assert [triton.tiled(False, n, torch.float32) for n in (1, 15, 16, 64)] == [False, False, True, True]
+    assert triton.tiled(False, 1, torch.bfloat16)
+    assert triton.tiled(False, 1, torch.float16)
+    assert triton.tiled(True, 1, torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("kernel_size", "rows", "columns", "expected"),
+    [
+        (5, 4, 4, ((1, 2, 2), 4, 1)),
+        (5, 8, 6, ((1, 1, 2), 2, 1)),
+        (5, 24, 1, ((1, 1, 1), 16, 1)),
+        (5, 120, 120, ((1, 1, 1), 1, 8)),
+        (0, 4, 4, ((1, 2, 4), 8, 1)),
+    ],
+)
+def test_tiles_are_of_neighbouring_positions(kernel_size, rows, columns, expected):
+    assert triton_tiles.tiles((9, 9), kernel_size, rows, columns) == expected
+
+
+def test_tensor_cores_are_exact_unless_less_is_allowed(monkeypatch):
+    q = torch.empty(1, 1, 6, 2, 16)
+    call = triton.Arguments(q, q, q, *[None] * 6, 2, [2, 3], [2, 3], [], 3, "square", 1, False, 0.0, 1)
+    monkeypatch.setattr(triton_tiles, "interpreted", lambda: False)
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision, expected in (("highest", "exact"), ("high", "tf32"), ("medium", "tf32")):
+            torch.set_float32_matmul_precision(precision)
+            assert triton_tiles.launched("forward", call).constants["IN"] == expected
+            double = call._replace(q=q.double())
+            assert triton_tiles.launched("forward", double).constants["IN"] == "ieee"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @interpreted
@@ -201,9 +245,23 @@ def test_chunks_keep_a_large_device_busy(monkeypatch):
 
 
 @interpreted
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("strange", [math.inf, math.nan])
+def test_what_is_not_finite_reaches_only_those_who_see_it(passes, query, strange):
+    (q, k, v), grid, terms = case(2, 2, 2, (5,), Window(3), {"spatial", "pose"}, heads=1, batch=1)
+    expected = attention(q, k, v, grid, terms, query=query, backend="triton")
+    v = v.detach().clone()
+    v[..., 1, 0, 0] = strange
+    got = attention(q, k, v, grid, terms, query=query, backend="triton")
+    assert not got[:, :, :3].isfinite().all(-1).any()
+    assert torch.equal(got[:, :, 3:], expected[:, :, 3:])
+
+
+@interpreted
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("query", ["own", "all"])
-def test_dropout_is_the_same_in_every_pass_and_for_chunks_of_any_size(query):
+def test_dropout_is_the_same_in_every_pass_and_for_chunks_of_any_size(passes, query):
     (q, k, v), grid, terms = case(2, 2, 2, (3,), Window(3), {"spatial", "pose"}, heads=1, channels=1)
 
     def function(*tensors):
@@ -228,11 +286,13 @@ def test_dropout_is_the_same_in_every_pass_and_for_chunks_of_any_size(query):
 @interpreted
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("query", ["own", "all"])
-def test_dropout_drops_at_its_rate_and_independently(query):
+def test_dropout_drops_at_its_rate_and_independently(passes, query, monkeypatch):
     """Equal scores over n keys of value 1: the mean of n independent draws, each 0 or 1 / (1 - rate)."""
+    monkeypatch.setattr(triton_tiles, "ROWS", 256)  # few programs
+    positions = 600 if passes == "tiles" else 4000
     rate, keys = 0.4, 2 * 3 * (2 if query == "all" else 1)
-    q, k, v = (torch.zeros(2, 2, 4000, 2, 1) for _ in range(3))
-    grid = Grid((4000,), Window(3))
+    q, k, v = (torch.zeros(2, 2, positions, 2, 1) for _ in range(3))
+    grid = Grid((positions,), Window(3))
 
     def draw():
         out = attention(q, k, v + 1, grid, PositionalBias(2), query=query, dropout=rate, backend="triton")
@@ -255,8 +315,9 @@ def test_dropout_drops_at_its_rate_and_independently(query):
 
 
 @interpreted
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("query", ["own", "all"])
-def test_second_derivatives(query):
+def test_second_derivatives(passes, query):
     arguments = (*case(2, 2, 2, (3,), Window(3), {"spatial", "pose"}, heads=1, batch=1), query)
     assert_same(twice_differentiated("triton", *arguments), twice_differentiated("reference", *arguments))
 
@@ -282,7 +343,7 @@ def test_is_one_node_for_compilers():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("query", ["own", "all", "lifting"])
 @pytest.mark.parametrize("name", ["flip", "C2", "C4"])
-def test_layers_are_equivariant(name, query):
+def test_layers_are_equivariant(passes, name, query):
     space = spaces.ALL[name]()
     make = GroupSelfAttention
     options = {"query": query}
@@ -364,17 +425,21 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from escnn_attention.functional.grid import triton, triton_kernels, triton_kernels_own, triton_own
+from escnn_attention.functional.grid import triton_kernels_tiles, triton_tiles
 import torch
 
-types = {"steps": "*i32", "seed": "*i64"}
+types = {"steps": "*i32", "places": "*i32", "lut": "*i32", "seed": "*i64"}
 sizes = ("first", "total", "batch")
 numbers = {32: torch.float32, 64: torch.float64}
 for name, summed, window, (channels, bits, dropout) in json.loads(sys.argv[1]):
-    q = torch.empty(1, 1, 576, 4, channels, dtype=numbers[bits])
+    q = torch.empty(1, 1, 576, 4, channels, dtype=numbers.get(bits, torch.bfloat16))
     table = torch.empty(1, 4, 9, channels)
     grid = ([24, 24], [24, 24], [], 3, window, 1)
     call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, *grid, summed, dropout, 1)
-    if summed:
+    if triton.tiled(False, channels, q.dtype):
+        kernel = getattr(triton_kernels_tiles, name)
+        warps, constants = triton_tiles.launched(name, call)[2:]
+    elif summed:
         kernel, warps, constants = getattr(triton_kernels, name), 1, triton._constants(call, triton._shape(call))
     else:
         program = triton_own.program(4, channels, bits // 8, 2**20)
@@ -384,7 +449,10 @@ for name, summed, window, (channels, bits, dropout) in json.loads(sys.argv[1]):
     def type_of(name):
         if name in constants:
             return "constexpr"
-        return "i32" if name in sizes or name.endswith(("_head", "_image")) else types.get(name, f"*fp{bits}")
+        if name in sizes or name.endswith(("_head", "_image", "_place")):
+            return "i32"
+        sums = name in ("known", "change", "marks", "sums", "means", "grad_table")
+        return types.get(name, "*bf16" if bits == 16 and not sums else f"*fp{max(bits, 32)}")
 
     signature = {n: type_of(n) for n in kernel.arg_names}
     # As at a launch: of memory it is known that it is aligned, but where a kernel asks not to know.
@@ -402,12 +470,13 @@ for name, summed, window, (channels, bits, dropout) in json.loads(sys.argv[1]):
 """
 
 # A kernel, whether it sums over query poses, the shape of the window; channels, bits of a number, and the rate of
-# dropout.
-_COMPILED = [(10, 32, 0.0), (10, 32, 0.1), (10, 64, 0.0), (32, 32, 0.0), (32, 64, 0.0)]
-_WINDOWS = ["square", "circular square"]
-_COMPILED = list(
-    itertools.product(["forward", "backward_queries", "backward_keys"], [False, True], _WINDOWS, _COMPILED)
-)
+# dropout. From 16 channels on, and for half precision, those of tiles are compiled.
+_PASSES, _PRODUCTS = ["forward", "backward_queries", "backward_keys"], ["mark", "know", "of_queries", "of_tables"]
+_SIZES = [(10, 32, 0.0), (10, 32, 0.1), (10, 64, 0.0), (32, 32, 0.0), (32, 32, 0.1), (32, 64, 0.0), (10, 16, 0.0)]
+_COMPILED = [
+    *itertools.product(_PASSES, [False, True], ["square", "circular square"], _SIZES),
+    *itertools.product(_PRODUCTS, [False, True], ["square"], _SIZES[3:]),
+]
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
@@ -421,7 +490,7 @@ def test_kernels_compile_for_a_gpu_and_threads_exchange_nothing(run_python, monk
     for kernel, (shared, built) in zip(kernels, lines, strict=True):
         _, summed, _, (channels, bits, _) = kernel
         assert built == "True", kernel
-        if channels * bits / 32 <= (12 if summed else 40):
+        if channels < 16 and bits > 16 and channels * bits / 32 <= (12 if summed else 40):
             assert int(shared) == 0, kernel
 
 
@@ -575,10 +644,10 @@ def test_windows_copy_nothing():
 @pytest.mark.parametrize(
     ("layer", "most"),
     [
-        (partial(GroupSelfAttention, kernel_size=3, query="all", backend="triton"), 33),
-        (partial(GroupSelfAttention, kernel_size=None, encoding="rotary", keys="own", backend="dense"), 56),
-        (partial(TransformerBlock, kernel_size=3, norm="pre", backend="triton"), 67),
-        (partial(TransformerBlock, kernel_size=3, backend="triton"), 83),
+        (partial(GroupSelfAttention, kernel_size=3, query="all", backend="triton"), 34),
+        (partial(GroupSelfAttention, kernel_size=None, encoding="rotary", keys="own", backend="dense"), 58),
+        (partial(TransformerBlock, kernel_size=3, norm="pre", backend="triton"), 68),
+        (partial(TransformerBlock, kernel_size=3, backend="triton"), 84),
     ],
 )
 def test_operations_of_a_step(layer, most):
