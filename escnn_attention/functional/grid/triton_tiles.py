@@ -45,6 +45,9 @@ GLOBAL_ROWS = 32
 _OUTPUTS = 4
 """How many output poses share the products of queries and keys at most."""
 
+_MOST_NUMBERS = 2**31
+"""How many numbers kernels count from the first of an image on."""
+
 _ROWS_OF_TABLES = 64
 """How many queries at least, and how many rows of a table at most, a tile of their products has."""
 
@@ -86,11 +89,13 @@ def reach(
     steps = [(0,) * (3 - len(shape)) + tuple(step) for step in steps]
     grid = (1,) * (3 - len(shape)) + shape
     sign = -1 if of_keys else 1
-    rows = list(itertools.product(*map(range, block)))
-    others = sorted({tuple(x + sign * s for x, s in zip(row, step, strict=True)) for row in rows for step in steps})
-    everywhere = not kernel_size or len(others) >= math.prod(grid)
+    rows, everything = (list(itertools.product(*map(range, sides))) for sides in (block, grid))
+    others = everything
+    if kernel_size:
+        others = sorted({tuple(x + sign * s for x, s in zip(row, step, strict=True)) for row in rows for step in steps})
+    everywhere = len(others) >= len(everything)
     if everywhere:
-        rows = others = list(itertools.product(*map(range, grid)))
+        rows = others = everything
     of_rows, of_others = torch.tensor(rows), torch.tensor(others)
     first, last = (of_rows, of_others) if of_keys else (of_others, of_rows)
     low, high = first.amin(0) - last.amax(0), first.amax(0) - last.amin(0)
@@ -131,7 +136,7 @@ def tiles(shape: tuple[int, ...], kernel_size: int, row_poses: int, column_poses
     sides = (1,) * (3 - len(shape)) + shape
     while left > 1:
         # Blocks are as wide as they are high: their windows have most in common.
-        axis = min((axis for axis in (2, 1, 0)), key=lambda axis: (block[axis] >= sides[axis], block[axis]))
+        axis = min((2, 1, 0), key=lambda axis: (block[axis] >= sides[axis], block[axis]))
         block[axis] *= 2
         left //= 2
     others = max(1, most // power_of_two(column_poses))
@@ -184,12 +189,15 @@ def laid_out(vectors: Tensor) -> Tensor:
     channels, poses = vectors.shape[-1], vectors.shape[-2]
     fits = (channels == 1 or vectors.stride(-1) == 1) and (poses == 1 or vectors.stride(-2) == channels)
     fits &= all(vectors.stride(axis) % channels == 0 for axis in range(3))
+    fits &= vectors.shape[2] * vectors.stride(2) < _MOST_NUMBERS
     return vectors if fits else vectors.contiguous()
 
 
 def room_for(vectors: Tensor) -> Tensor:
     """Room for vectors ``(M, B, N, P, C)``, as a projection makes them: the heads of a position lie side by side."""
     heads, batch, *others = vectors.shape
+    if heads * math.prod(others) >= _MOST_NUMBERS:
+        return vectors.new_empty(vectors.shape)
     return vectors.new_empty(batch, others[0], heads, *others[1:]).permute(2, 0, 1, 3, 4)
 
 

@@ -187,6 +187,16 @@ def test_tiles_are_of_neighbouring_positions(kernel_size, rows, columns, expecte
     assert triton_tiles.tiles((9, 9), kernel_size, rows, columns) == expected
 
 
+def test_positions_of_large_images_lie_closer():
+    """Kernels count the numbers of an image in 32 bits."""
+    heads = torch.empty(1, 2**20, 8, 16, 16, device="meta").permute(2, 0, 1, 3, 4)
+    assert heads.shape[2] * heads.stride(2) == 2**31
+    assert triton_tiles.laid_out(heads).is_contiguous()
+    assert triton_tiles.room_for(heads).is_contiguous()
+    assert triton_tiles.laid_out(heads[:, :, 1:]).stride() == heads.stride()
+    assert triton_tiles.room_for(heads[:, :, 1:]).stride()[2:] == heads.stride()[2:]
+
+
 def test_tensor_cores_are_exact_unless_less_is_allowed(monkeypatch):
     q = torch.empty(1, 1, 6, 2, 16)
     call = triton.Arguments(q, q, q, *[None] * 6, 2, [2, 3], [2, 3], [], 3, "square", 1, False, 0.0, 1)
