@@ -108,10 +108,12 @@ def _stabiliser(space: GSpace, elements: list[Any], points: np.ndarray) -> tuple
     """
     kept, moves = [], []
     for element in elements:
-        action = space.basespace_action(element)
-        if space.fibergroup.continuous and not np.isclose(np.abs(action), np.abs(action).round(), atol=1e-6).all():
-            continue
-        moved = points @ action.T if points.any() else points
+        moved = points
+        if space.dimensionality:
+            action = space.basespace_action(element)
+            if space.fibergroup.continuous and not np.isclose(np.abs(action), np.abs(action).round(), atol=1e-6).all():
+                continue
+            moved = points @ action.T if points.any() else points
         met = np.isclose(moved[:, None], points, atol=1e-6).all(-1)
         if met.any(1).all():
             kept.append(element)

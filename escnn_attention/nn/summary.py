@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from escnn.nn import EquivariantModule, GeometricTensor, IdentityModule
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, addmm_flop
 
 from escnn_attention._checks import check_int
 from escnn_attention.equivariance.inspection import evaluating
@@ -147,7 +147,8 @@ def summary(network: torch.nn.Module, *inputs: Any, depth: int = 1) -> Summary:
     handles = [
         module.register_forward_hook(_keeper(name, outputs)) for name, module in [*layers.items(), ("", network)]
     ]
-    counter = FlopCounterMode(display=False)
+    # PyTorch counts no products that are added in place.
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: addmm_flop})
     try:
         with evaluating(network), torch.no_grad(), _counted(network, counter), counter:
             network(*arguments)

@@ -203,7 +203,7 @@ class SelfAttention(HeadModule):
             half = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
             dtype = torch.get_autocast_dtype(x.device.type) if half else x.dtype
             side_by_side = not tiled(positions.complete, self.channels, dtype)
-        q, k, v = self.to_heads(rows_of(x), side_by_side)
+        q, k, v = self.to_heads(rows_of(x), side_by_side=side_by_side)
         # One query without a pose contributes to every output pose, whichever of its poses would.
         query: QueryMode = "all" if self.lifts else self.query
         keys: KeyMode = "all" if self.lifts else self.keys
