@@ -334,7 +334,7 @@ def test_second_derivatives(passes, query):
 
 @pytest.mark.sampled(1, of="compiled graphs")
 @interpreted
-def test_is_one_node_for_compilers():
+def test_is_one_node_for_compilers(passes):
     (q, k, v), grid, terms = case(2, 2, 2, (4,), Window(3), {"spatial", "pose"})
     # Tables come from the encodings in any order in memory.
     tables = [t.detach().transpose(-1, -2).contiguous().transpose(-1, -2) for t in (terms.spatial, terms.pose)]
