@@ -18,6 +18,8 @@ units of log 2, by SCALE. It is a constant, as numbers that vary come in single 
 import triton
 import triton.language as tl
 
+from escnn_attention.functional.vectors_kernels import add, dot, scaled
+
 _LN2 = tl.constexpr(0.6931471805599453)
 
 _VECTORS = ["q", "k", "v", "out", "grad", "grad_q", "grad_k", "grad_v"]
@@ -96,31 +98,6 @@ def _store(x, v, factor, here, C: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
-def _dot(a, b):
-    """Products, ``(R, 1, BN)``: in every pass the channels are added up in the same order."""
-    s = a[0] * b[0]
-    for i in tl.static_range(1, len(a)):
-        s += a[i] * b[i]
-    return s
-
-
-@triton.jit
-def _add(total, factor, x):
-    v = ()
-    for i in tl.static_range(len(total)):
-        v = v + (total[i] + factor * x[i],)
-    return v
-
-
-@triton.jit
-def _scaled(x, factor):
-    v = ()
-    for i in tl.static_range(len(x)):
-        v = v + (x[i] * factor,)
-    return v
-
-
-@triton.jit
 def _zeros(x, R: tl.constexpr, BN: tl.constexpr):
     """Zeros for R vectors like x."""
     v = ()
@@ -144,7 +121,7 @@ def _drop(x, seed, n, key, h, image, RATE: tl.constexpr):
 def _know_poses(known, queries, pose, C: tl.constexpr, P: tl.constexpr, N: tl.constexpr):
     """Write the products of queries with the table of poses. Threads without a position write what another writes."""
     for p in range(P):
-        tl.store(known + p * N, _dot(queries, _vector(pose + p, C, P)))
+        tl.store(known + p * N, dot(queries, _vector(pose + p, C, P)))
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_MEMORY)
@@ -162,7 +139,7 @@ def forward(
     image, m, b, n, here = _place(first, total, batch, N, BN)
     h0, h = tl.program_id(1) * R, tl.arange(0, R)[:, None, None]
     queries = _vector(q + _lanes(m * q_head + b * q_image + h0 * (C * N), n, BN) + h * (C * N), C, N)
-    queries = _scaled(queries, SCALE)
+    queries = scaled(queries, SCALE)
     table += _lanes(m * (H * C * L), n * 0 + h0 * (C * L), BN) + h * (C * L)
     pose += _lanes(m * (H * C * P), n * 0 + h0 * (C * P), BN) + h * (C * P)
     known += _lanes((image * H + h0) * (P * N), n, BN) + h * (P * N)
@@ -175,27 +152,27 @@ def forward(
         other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
         bias = tl.where(seen, 0.0, -float("inf"))[None, None, :].to(norm.dtype)
         if SPATIAL:
-            bias += _dot(queries, _vector(table + o, C, L))
+            bias += dot(queries, _vector(table + o, C, L))
         keys = k + _lanes(m * k_head + b * k_image, other, BN)
         values = v + _lanes(m * v_head + b * v_image, other, BN)
         for first_p in range(0, P, PU):
             scores, more = (), most
             for u in tl.static_range(PU):
-                score = _dot(queries, _vector(keys + (first_p + u) * (C * N), C, N)) + bias
+                score = dot(queries, _vector(keys + (first_p + u) * (C * N), C, N)) + bias
                 if POSE:
                     score += tl.load(known + (first_p + u) * N)
                 scores = scores + (score,)
                 more = tl.maximum(more, score)
             less = tl.exp2(most - more)
             norm *= less
-            acc = _scaled(acc, less)
+            acc = scaled(acc, less)
             most = more
             for u in tl.static_range(PU):
                 probability = tl.exp2(scores[u] - most)
                 norm += probability
                 if RATE > 0:
                     probability = _drop(probability, seed, n, o * P + first_p + u, h0 + h, first + image, RATE)
-                acc = _add(acc, probability, _vector(values + (first_p + u) * (C * N), C, N))
+                acc = add(acc, probability, _vector(values + (first_p + u) * (C * N), C, N))
     out += _lanes(m * out_head + b * out_image + h0 * (C * N), n, BN) + h * (C * N)
     _store(out, acc, 1 / norm, here, C, N)
     sums += _lanes(((first + image) * H + h0) * N, n, BN) + h * N
@@ -222,7 +199,7 @@ def backward_queries(
     h0, h = tl.program_id(1) * R, tl.arange(0, R)[:, None, None]
     mine = here[None, None, :]
     queries = _vector(q + _lanes(m * q_head + b * q_image + h0 * (C * N), n, BN) + h * (C * N), C, N)
-    queries = _scaled(queries, SCALE)
+    queries = scaled(queries, SCALE)
     grads = _vector(grad + _lanes(m * grad_head + b * grad_image + h0 * (C * N), n, BN) + h * (C * N), C, N)
     out += _lanes(m * out_head + b * out_image + h0 * (C * N), n, BN) + h * (C * N)
     table += _lanes(m * (H * C * L), n * 0 + h0 * (C * L), BN) + h * (C * L)
@@ -231,7 +208,7 @@ def backward_queries(
     change += _lanes((image * H + h0) * (K * N), n, BN) + h * (K * N)
     pairs = _lanes(((first + image) * H + h0) * N, n, BN) + h * N
     logarithm = tl.load(sums + pairs)
-    mean = _dot(grads, _vector(out, C, N))
+    mean = dot(grads, _vector(out, C, N))
     tl.store(means + pairs, mean, mask=mine)
     if POSE:
         _know_poses(known, queries, pose, C, P, N)
@@ -242,16 +219,16 @@ def backward_queries(
         other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
         bias = tl.where(seen, 0.0, -float("inf"))[None, None, :].to(mean.dtype)
         if SPATIAL:
-            bias += _dot(queries, _vector(table + o, C, L))
+            bias += dot(queries, _vector(table + o, C, L))
         keys = k + _lanes(m * k_head + b * k_image, other, BN)
         values = v + _lanes(m * v_head + b * v_image, other, BN)
         of_offset = tl.zeros_like(mean)
         for p in range(P):
             key = _vector(keys + p * (C * N), C, N)
-            score = _dot(queries, key) + bias
+            score = dot(queries, key) + bias
             if POSE:
                 score += tl.load(known + p * N)
-            of_probability = _dot(grads, _vector(values + p * (C * N), C, N))
+            of_probability = dot(grads, _vector(values + p * (C * N), C, N))
             if RATE > 0:
                 of_probability = _drop(of_probability, seed, n, o * P + p, h0 + h, first + image, RATE)
             of_score = tl.exp2(score - logarithm) * (of_probability - mean)
@@ -259,14 +236,14 @@ def backward_queries(
             if POSE:
                 # No other thread adds to these numbers, and this one does not wait for what it has added.
                 tl.atomic_add(change + (K - P + p) * N, of_score, mask=mine, sem="relaxed")
-            grad_queries = _add(grad_queries, of_score, key)
+            grad_queries = add(grad_queries, of_score, key)
         if SPATIAL:
             tl.store(change + o * N, of_offset, mask=mine)
-            grad_queries = _add(grad_queries, of_offset, _vector(table + o, C, L))
+            grad_queries = add(grad_queries, of_offset, _vector(table + o, C, L))
     if POSE:
         for p in range(P):
             of_pose = tl.load(change + (K - P + p) * N)
-            grad_queries = _add(grad_queries, of_pose, _vector(pose + p, C, P))
+            grad_queries = add(grad_queries, of_pose, _vector(pose + p, C, P))
     grad_q += _lanes(m * grad_q_head + b * grad_q_image + h0 * (C * N), n, BN) + h * (C * N)
     _store(grad_q, grad_queries, _LN2 * SCALE, here, C, N)
 
@@ -299,22 +276,22 @@ def backward_keys(
         pairs = _lanes((first + image) * (H * N), other, BN)
         poses = known + _lanes(image * (H * P * N) + p0 * N, other, BN) + p * N
         for h in range(H):
-            query = _scaled(_vector(queries + h * (C * N), C, N), SCALE)
+            query = scaled(_vector(queries + h * (C * N), C, N), SCALE)
             of_output = _vector(grads + h * (C * N), C, N)
             bias = of_unseen
             if SPATIAL:
-                bias += _dot(query, _vector(table + h * (C * L) + o, C, L))
-            score = _dot(query, keys) + bias
+                bias += dot(query, _vector(table + h * (C * L) + o, C, L))
+            score = dot(query, keys) + bias
             if POSE:
                 score += tl.load(poses + h * (P * N))
             probability = tl.exp2(score - tl.load(sums + pairs + h * N))
-            of_probability, dropped = _dot(of_output, values), probability
+            of_probability, dropped = dot(of_output, values), probability
             if RATE > 0:
                 of_probability = _drop(of_probability, seed, other, o * P + p0 + p, h, first + image, RATE)
                 dropped = _drop(probability, seed, other, o * P + p0 + p, h, first + image, RATE)
             of_score = probability * (of_probability - tl.load(means + pairs + h * N))
-            grad_keys = _add(grad_keys, of_score, query)
-            grad_values = _add(grad_values, dropped, of_output)
+            grad_keys = add(grad_keys, of_score, query)
+            grad_values = add(grad_values, dropped, of_output)
     grad_k += _lanes(m * grad_k_head + b * grad_k_image, at, BN) + p * (C * N)
     grad_v += _lanes(m * grad_v_head + b * grad_v_image, at, BN) + p * (C * N)
     _store(grad_k, grad_keys, _LN2, here, C, N)

@@ -34,19 +34,19 @@ from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
 
 CHANNELS = 16
-"""Of heads from which these passes serve windows, too."""
+"""Channels of a head from which these passes serve windows, too."""
 
 ROWS = 16
-"""How many rows and columns a tile has at least: query poses and key poses."""
+"""Rows and columns that a tile has at least, in windows: query poses and key poses."""
 
 GLOBAL_ROWS = 32
-"""How many it has where all see all."""
+"""The same in global attention."""
 
 _OUTPUTS = 4
 """How many output poses share the products of queries and keys at most."""
 
 _MOST_NUMBERS = 2**31
-"""How many numbers kernels count from the first of an image on."""
+"""Kernels count the numbers of an image in 32 bits, with a sign."""
 
 _ROWS_OF_TABLES = 64
 """How many queries at least, and how many rows of a table at most, a tile of their products has."""

@@ -14,6 +14,8 @@ query and one of the K keys of its group; ``m`` heads, ``h`` output poses, ``j``
 import triton
 import triton.language as tl
 
+from escnn_attention.functional.vectors_kernels import add, dot, scaled
+
 _SIZES = ["number", "points", "group_queries", "group_keys"]
 
 
@@ -34,33 +36,6 @@ def _store(x, v, factor, here, C: tl.constexpr, W: tl.constexpr):
     w = tl.arange(0, W)[None, :, None]
     for i in tl.static_range((C + W - 1) // W):
         tl.store(x + w + i * W, v[i] * factor, mask=here & (w + i * W < C))
-
-
-@triton.jit
-def _dot(a, b, W: tl.constexpr):
-    """Products of vectors, ``(R, 1, lanes)``: in every pass the channels are added up in the same order."""
-    s = a[0] * b[0]
-    for i in tl.static_range(1, len(a)):
-        s += a[i] * b[i]
-    if W > 1:
-        s = tl.sum(s, axis=1, keep_dims=True)
-    return s
-
-
-@triton.jit
-def _add(total, factor, x):
-    v = ()
-    for i in tl.static_range(len(total)):
-        v = v + (total[i] + factor * x[i],)
-    return v
-
-
-@triton.jit
-def _scaled(x, factor):
-    v = ()
-    for i in tl.static_range(len(x)):
-        v = v + (x[i] * factor,)
-    return v
 
 
 @triton.jit
@@ -207,7 +182,7 @@ def forward(
             if F > 0:
                 of_head = (m if FM > 1 else 0) * H + h
                 feature = _features(features, layer, shift, relation, of_head, edges, e, seen, F, W, D)
-                score += _dot(reader, feature, W)
+                score += dot(reader, feature, W)
             if PE == 1:
                 score += tl.load(extra + ((m * H + h) * JS + j) * edges + e, mask=seen, other=0.0)
             at_keys = (m * points + n) * P
@@ -215,7 +190,7 @@ def forward(
                 p = pose if OWN else u
                 s = score
                 if CONTENT:
-                    s += _dot(query, _vector(k + (at_keys + p) * C, seen, C, W, 1), W)
+                    s += dot(query, _vector(k + (at_keys + p) * C, seen, C, W, 1), W)
                 if KNOWN:
                     s += tl.load(known + at_scores * PU + u)
                 if PE > 1:
@@ -231,10 +206,10 @@ def forward(
                     less = tl.exp(most - more)
                     weight, most = tl.exp(s - more), more
                     norm = norm * less + weight
-                    acc = _scaled(acc, less)
+                    acc = scaled(acc, less)
                 if RATE > 0:
                     weight = _drop(weight, seed, e, m, h * JS + j, p, RATE)
-                acc = _add(acc, weight, _vector(v + (at_keys + p) * C, seen, C, W, 1))
+                acc = add(acc, weight, _vector(v + (at_keys + p) * C, seen, C, W, 1))
         if COUNT:
             norm = tl.sum(norm, axis=2, keep_dims=True)
             saved = tl.where(norm > 0, 1 / norm, 0.0)
@@ -243,10 +218,10 @@ def forward(
             top = tl.max(most, axis=2, keep_dims=True)
             less = tl.exp(most - top)
             norm = tl.sum(norm * less, axis=2, keep_dims=True)
-            acc = _scaled(acc, less)
+            acc = scaled(acc, less)
             saved = top + tl.log(norm)
             factor = tl.where(norm > 0, 1 / norm, 0.0)
-        total = _add(total, factor, _over_lanes(acc))
+        total = add(total, factor, _over_lanes(acc))
         tl.store(sums + at_scores, saved, mask=mine)
     _store(out + ((m * number + r) * H + h) * C, total, 1.0, mine, C, W)
 
@@ -292,7 +267,7 @@ def backward_queries(
         # Where several query poses contribute, a first sweep makes the mean of each.
         mean = tl.zeros([R, 1, LANES], v.dtype.element_ty)
         if not COUNT and JS == 1:
-            mean += _dot(of_out, _vector(out + at_out, every, C, W, 1), W)
+            mean += dot(of_out, _vector(out + at_out, every, C, W, 1), W)
         of_pose = tl.zeros([R, 1, LANES], v.dtype.element_ty)
         for sweep in tl.static_range(SWEEPS):
             for first in range(0, length, LANES):
@@ -310,7 +285,7 @@ def backward_queries(
                         feature = _silu(inner)
                     else:
                         feature = _vector(features + at_features, seen, F, W, edges)
-                    score += _dot(reader, feature, W)
+                    score += dot(reader, feature, W)
                 if PE == 1:
                     score += tl.load(extra + ((m * H + h) * JS + j) * edges + e, mask=seen, other=0.0)
                 at_keys = (m * points + n) * P
@@ -319,20 +294,20 @@ def backward_queries(
                     s = score
                     if CONTENT:
                         key = _vector(k + (at_keys + p) * C, seen, C, W, 1)
-                        s += _dot(query, key, W)
+                        s += dot(query, key, W)
                     if KNOWN:
                         s += tl.load(known + at_scores * PU + u)
                     if PE > 1:
                         s += tl.load(extra + (((m * H + h) * JS + j) * PE + u) * edges + e, mask=seen, other=0.0)
                     probability, share_of = _weigh(s, share, seen, measure + n * P + p, logarithm, MEASURE, COUNT)
-                    of_weight = _dot(of_out, _vector(v + (at_keys + p) * C, seen, C, W, 1), W)
+                    of_weight = dot(of_out, _vector(v + (at_keys + p) * C, seen, C, W, 1), W)
                     if RATE > 0:
                         of_weight = _drop(of_weight, seed, e, m, h * JS + j, p, RATE)
                     if sweep == SWEEPS - 1:
                         of_score = share_of * (of_weight - mean)
                         of_edge += of_score
                         if CONTENT:
-                            grad_query = _add(grad_query, of_score, key)
+                            grad_query = add(grad_query, of_score, key)
                         if KNOWN:
                             if PU == 1:
                                 of_pose += of_score
@@ -349,7 +324,7 @@ def backward_queries(
                     if PE == 1:
                         tl.store(grad_extra + ((m * H + h) * JS + j) * edges + e, of_edge, mask=seen & mine)
                     if F > 0:
-                        grad_reader = _add(grad_reader, of_edge, feature)
+                        grad_reader = add(grad_reader, of_edge, feature)
                         w = tl.arange(0, W)[None, :, None]
                         changes = ()
                         for i in tl.static_range((F + W - 1) // W):
@@ -451,13 +426,13 @@ def backward_keys(
             if F > 0:
                 of_head = (mq if FM > 1 else 0) * H + h
                 feature = _features(features, layer, shift, relation, of_head, edges, e, seen, F, W, D)
-                score += _dot(_vector(reads + row * F, seen, F, W, 1), feature, W)
+                score += dot(_vector(reads + row * F, seen, F, W, 1), feature, W)
             if PE > 0:
                 at_extra = ((mq * H + h) * JS + j) * PE + (u if PE > 1 else 0)
                 score += tl.load(extra + at_extra * edges + e, mask=seen, other=0.0)
             if CONTENT:
                 query = _vector(q + row * C, seen, C, W, 1)
-                score += _dot(query, key, W)
+                score += dot(query, key, W)
             at_scores = ((mq * number + r) * H + h) * JS + j
             if KNOWN:
                 score += tl.load(known + at_scores * PU + u, mask=seen, other=0.0)
@@ -466,15 +441,15 @@ def backward_keys(
                 score, share, seen, measure, tl.load(sums + at_scores, mask=seen, other=0.0), False, COUNT
             )
             of_out = _vector(grad + ((mq * number + r) * H + h) * C, seen, C, W, 1)
-            of_weight = _dot(of_out, value, W)
+            of_weight = dot(of_out, value, W)
             if RATE > 0:
                 of_weight = _drop(of_weight, seed, e, m, h * JS + j, p, RATE)
                 weight = _drop(weight, seed, e, m, h * JS + j, p, RATE)
             if not COUNT:
                 of_weight -= tl.load(means + at_scores, mask=seen, other=0.0)
             if CONTENT:
-                grad_key = _add(grad_key, share_of * of_weight, query)
-            grad_value = _add(grad_value, weight, of_out)
+                grad_key = add(grad_key, share_of * of_weight, query)
+            grad_value = add(grad_value, weight, of_out)
     if CONTENT:
         _store(grad_k + at_keys, grad_key, 1.0, mine, C, W)
     _store(grad_v + at_keys, grad_value, 1.0, mine, C, W)
