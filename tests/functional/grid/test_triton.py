@@ -489,13 +489,13 @@ _COMPILED = [
 ]
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_kernels_compile_for_a_gpu_and_threads_exchange_nothing(run_python, monkeypatch, tmp_path, pytestconfig, whole):
+@pytest.mark.parametrize("name", [None, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in _PASSES + _PRODUCTS)])
+def test_kernels_compile_for_a_gpu_and_threads_exchange_nothing(run_python, monkeypatch, tmp_path, pytestconfig, name):
     """There is machine code for each; where a thread has all channels of a position there is nothing to exchange."""
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     drawn = cover([set(enumerate(kernel)) for kernel in _COMPILED], pytestconfig.option.hypothesis_seed, most=1)
-    kernels = _COMPILED if whole else [_COMPILED[i] for i in drawn]
+    kernels = [kernel for kernel in _COMPILED if kernel[0] == name] if name else [_COMPILED[i] for i in drawn]
     lines = [line.split() for line in run_python(_COMPILE, json.dumps(kernels)).splitlines()]
     for kernel, (shared, built) in zip(kernels, lines, strict=True):
         _, summed, _, (channels, bits, _) = kernel
