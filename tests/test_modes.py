@@ -27,6 +27,7 @@ from tests.layers import CASES, Case
 
 Function = Callable[..., Tensor]
 
+
 def _has_bases(module: nn.Module) -> bool:
     """Whether a module has steerable convolutions.
 

@@ -17,6 +17,8 @@ from escnn_attention.functional.autograd import needs_operators
 _NARROW = 16
 
 _FEW = 2**16
+# Sums of so many numbers take longer than to start another.
+_LONG = 2**12
 # Numbers of gradients of weights that may be held for all images at once; of more, features are copied.
 _FEW_GRADIENTS = 2**22
 
@@ -251,13 +253,18 @@ def _rows_of_all(y: Tensor, lead: int) -> Tensor:
 
 
 def _laid_out(y: Tensor, x: Tensor, weight: Tensor, side_by_side: bool) -> Tensor:
-    """Outputs ``(G, ..., *o)`` for inputs ``(..., s)``, in the order in memory in which all products read them."""
-    lead, axes = x.dim() - 1, list(range(y.dim()))
+    """Outputs ``(G, ..., *o)`` for inputs ``(..., s)``, copied if otherwise each product would copy them."""
+    lead, axes, positions = x.dim() - 1, list(range(y.dim())), math.prod(x.shape[:-1])
     if side_by_side:
         axes = [1, 0, *axes[1 + lead :], *axes[2 : 1 + lead]]
-    elif _in_one(weight.flatten(1, -2), math.prod(x.shape[:-1])):
+        matrices = [len(x), weight[..., 0].numel(), math.prod(x.shape[1:-1])]
+    elif _in_one(weight.flatten(1, -2), positions):
         axes = [*axes[1 : 1 + lead], 0, *axes[1 + lead :]]
-    return y.permute(axes).contiguous().permute([axes.index(i) for i in range(len(axes))])
+        matrices = [positions, weight[..., 0].numel()]
+    else:
+        matrices = [len(weight), positions, weight[0, ..., 0].numel()]
+    y = y.permute(axes)
+    return y.reshape(matrices).view(y.shape).permute([axes.index(i) for i in range(len(axes))])
 
 
 def _weight_gradient(y: Tensor, x: Tensor, weight: Tensor, side_by_side: bool) -> Tensor:
@@ -279,9 +286,11 @@ def _weight_gradient(y: Tensor, x: Tensor, weight: Tensor, side_by_side: bool) -
 
 def _bias_gradient(y: Tensor, shape: torch.Size) -> Tensor:
     """The gradient of the bias, of its shape, of ``(G, ..., *o)``."""
-    # Over the positions first: in the order in memory this is the faster sum.
-    of_channels = y[: shape[0]].sum([*range(1, y.dim() - len(shape) + 1)])
-    return of_channels.sum_to_size(shape)
+    y, last = y[: shape[0]], y.dim() - len(shape) + 1
+    if y.numel() > _LONG:  # Over positions the sum is in the order in memory, which is faster, if there are many.
+        return y.sum([*range(1, last)]).sum_to_size(shape)
+    shared = [last + i for i in range(len(shape) - 1) if shape[1 + i] == 1 != y.shape[last + i]]
+    return y.sum([*range(1, last), *shared]).view(shape)
 
 
 # Each is the other's derivative, so that there are derivatives of every order. Written with expanded tensors autograd
@@ -350,7 +359,8 @@ class _GroupedLinearTranspose(_Grouped):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         y, map_, back = _Grouped.kept(ctx)
-        grad = grad.movedim(-1, 1).contiguous().movedim(1, -1) if ctx.side_by_side else grad.contiguous()
+        if not ctx.side_by_side:  # One copy in place of one for each product, if any.
+            grad = grad.reshape(math.prod(grad.shape[:-1]), grad.shape[-1]).view(grad.shape)
         return (
             grouped_linear(grad, map_, None, None, ctx.side_by_side) if ctx.needs_input_grad[0] else None,
             _Grouped.weight_gradient(ctx, y, grad, map_, back),
