@@ -160,18 +160,20 @@ class ConvolutionalEncoding(Encoding):
         if self.centre is None or self.sharpness is None:
             return None
         heads = (self.num_heads, *[1] * (delta.dim() - 1))
-        squares = ((delta - self.centre.view(*heads, self.dim)) / self.step).square().sum(-1, keepdim=True)
-        scores = -self.sharpness.view(*heads, 1) * squares
-        return self._with_rest(scores, self.rest.offsets(delta))
+        squares = (delta - self.centre.view(*heads, self.dim)).square().sum(-1, keepdim=True)
+        factor = -math.sqrt(self.channels) / self.step**2 * self.sharpness  # a few numbers, not a table
+        return self._with_rest(factor.view(*heads, 1) * squares, self.rest.offsets(delta))
 
     def poses(self, relative: Tensor | None = None) -> Tensor | None:
         if self.pose_preference is None:
             return None
-        return self._with_rest(self.pose_preference.unsqueeze(-1), self.rest.poses())
+        return self._with_rest(math.sqrt(self.channels) * self.pose_preference.unsqueeze(-1), self.rest.poses())
 
-    def _with_rest(self, scores: Tensor, rest: Tensor | None) -> Tensor:
-        """The encoding whose first channel adds ``scores`` to the score of a unit query, with the other channels."""
-        first = math.sqrt(self.channels) * scores
+    def _with_rest(self, first: Tensor, rest: Tensor | None) -> Tensor:
+        """The first channel, and the others of the encoding.
+
+        A unit query is multiplied by the first and divided by the root of the number of channels.
+        """
         if rest is None:
             return F.pad(first, (0, self.channels - 1))
         return torch.cat([first, rest.expand(*first.shape[:-1], -1)], dim=-1)
