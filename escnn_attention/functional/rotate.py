@@ -25,9 +25,14 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
         tensor([-0., 1., 5.])
     """
     # Gradients of angles of more than three axes on each side: those of attention.
-    if needs_operators(x, angle) or x.dim() != 6 or angle.dim() != 6 or why_not_run(x.device.type) or x.stride(-1) != 1:
+    if needs_operators(x, angle) or x.dim() != 6 or angle.dim() != 6 or not has_kernel(x) or x.stride(-1) != 1:
         return _plainly(_Arguments(x, angle))
     return _operator(_Arguments(x, angle.contiguous()))
+
+
+def has_kernel(x: Tensor) -> bool:
+    """Whether one kernel rotates on the device of a tensor. An interpreter would take far longer than PyTorch."""
+    return x.is_cuda and why_not_run("cuda") is None
 
 
 class _Arguments(NamedTuple):
