@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -122,6 +123,7 @@ def run_python(fresh_python: FreshPython) -> Callable[..., str]:
 
 
 def _on_one_thread(function: Callable, arguments: tuple, environment: dict) -> None:
+    faulthandler.dump_traceback_later(200, exit=True)  # What hangs tells where, and its test fails.
     os.environ.update(environment)
     import torch
 

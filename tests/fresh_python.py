@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import sys
@@ -10,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_PATIENCE_S = 120.0
+_PATIENCE_S = 120
 
 
 class Done(NamedTuple):
@@ -54,10 +55,7 @@ class FreshPython:
         self._started += 1
         files = [self._folder / f"{self._started}-{name}" for name in ("output", "errors")]
         process = self.start(_run, code, *arguments, files=files)
-        process.join(_PATIENCE_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
+        process.join()
         return Done(*(file.read_text(encoding="utf-8") for file in files), process.exitcode)
 
 
@@ -74,5 +72,6 @@ def _begin(
 
 
 def _run(code: str, *arguments: object) -> None:
+    faulthandler.dump_traceback_later(_PATIENCE_S, exit=True)  # What hangs tells where.
     sys.argv = ["-c", *map(str, arguments)]
     exec(compile(code, "<string>", "exec"), {"__name__": "__main__", "sys": sys})

@@ -99,7 +99,7 @@ def test_the_script_in_two_processes_ends_at_the_weights_of_one(strategy, tmp_pa
     expected = capsys.readouterr().out
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
     norms = [float(text.rpartition(":")[2]) for text in (expected, done.stdout)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)

@@ -13,6 +13,8 @@ import torch
 
 from tests.fresh_python import FreshPython
 
+_PATIENCE_S = 120
+
 
 class WithoutEscnn:
     """Calls networks and runs code in a process of its own, which all tests share."""
@@ -36,6 +38,7 @@ class WithoutEscnn:
             self._process = self._python.start(_serve, theirs)
             theirs.close()
         self._connection.send_bytes(_packed(request))
+        assert self._connection.poll(_PATIENCE_S), "no answer"
         found, printed, error = _unpacked(self._connection.recv_bytes())
         assert error is None, error
         return found, printed
