@@ -74,10 +74,12 @@ def test_exports_compute_the_same_and_hold_no_module_of_escnn(name):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", [name for name in CASES if hasattr(CASES[name].make(), "evaluate_output_shape")])
+@pytest.mark.parametrize("name", CASES)
 def test_shapes_are_known_before(name):
     case = CASES[name]
     module = case.drawn()
+    if not hasattr(module, "evaluate_output_shape"):
+        pytest.skip("its outputs are no fields")
     assert not isinstance(module, HamiltonianNetwork)
     torch.manual_seed(2)
     x = case.inputs(module)

@@ -56,16 +56,17 @@ def test_gspaces_are_described_by_escnn_names(name, arguments):
 
 
 GROUPS = [
-    group.cyclic_group(8),
-    group.dihedral_group(4),
-    group.octa_group(),
-    group.ico_group(),
-    group.full_octa_group(),
+    lambda: group.cyclic_group(8),
+    lambda: group.dihedral_group(4),
+    group.octa_group,
+    group.ico_group,
+    group.full_octa_group,
 ]
 
 
-@pytest.mark.parametrize("fiber", GROUPS, ids=lambda fiber: fiber.name)
-def test_sequences_and_video(fiber):
+@pytest.mark.parametrize("make", GROUPS, ids=["C8", "D4", "octahedral", "icosahedral", "full octahedral"])
+def test_sequences_and_video(make):
+    fiber = make()
     assert build(by_json(describe(sequence_space(fiber)))) == sequence_space(fiber)
     assert build(by_json(describe(space_time(gspaces.octaOnR3())))) == space_time(gspaces.octaOnR3())
 

@@ -752,6 +752,7 @@ def test_backends_agree():
             torch.testing.assert_close(layer(x, y).tensor, expected)
 
 
+@pytest.mark.sampled(2, of="programs of layers")
 def test_programs():
     """What ``torch.export`` writes down is the same, for any number of images."""
     tokens, image = mixed(sequence(C4)), mixed(C4)
@@ -990,7 +991,7 @@ def clouds_of_points(encoding):
     return layer, x, y, z, hidden, batch
 
 
-@pytest.mark.sampled(2, of="programs of points")
+@pytest.mark.sampled(1, of="programs of points")
 @pytest.mark.parametrize("encoding", ["mlp", "none"])
 def test_clouds_of_points_in_programs(encoding):
     layer, x, y, z, hidden, batch = clouds_of_points(encoding)
@@ -1086,7 +1087,7 @@ def near_by(name):
     return layer, points_of(fields, 5), points_of(fields, 9, 1)
 
 
-@pytest.mark.sampled(2, of="programs of points")
+@pytest.mark.sampled(1, of="programs of points")
 @pytest.mark.parametrize("name", ["both", "box"])
 def test_points_near_by_in_programs(name):
     layer, x, y = near_by(name)

@@ -13,8 +13,8 @@ SPACES = {
     "C4": lambda: gspaces.rot2dOnR2(4),
     "flip": gspaces.flip2dOnR2,
     "D4": lambda: gspaces.flipRot2dOnR2(4),
+    "inversion": gspaces.invOnR3,
     "octahedral": gspaces.octaOnR3,
-    "full octahedral": gspaces.fullOctaOnR3,
 }
 
 
@@ -50,14 +50,14 @@ class Tokens(torch.nn.Module):
 def test_convolutions_become_equivariant_at_every_size(name):
     space = SPACES[name]()
     dim = fibers(space).dimension
-    for shape in [(7, 8, 9)[:dim], (6,) * dim, (9,) * dim]:
+    for shape in [(4, 5, 6)[:dim], (4,) * dim, (5,) * dim]:
         lift = FrameLift(convolutional(dim=dim), space, channels=5)
         report = equivariance_report(lift, (2, 3, *shape), layers=False)
         assert report.relative_error < 1e-12
         assert all(row.exact for row in report.rows)
     # Without the other poses it is not.
     lift.plain.views = len(lift.plain.views) * [([], list(range(2 + dim)))]
-    assert equivariance_report(lift, (2, 3, *[9] * dim), layers=False).relative_error > 1e-3
+    assert equivariance_report(lift, (2, 3, *[5] * dim), layers=False).relative_error > 1e-3
 
 
 def test_it_is_the_formula():

@@ -270,7 +270,7 @@ def test_encodings_that_no_torus_keeps(backend):
 
 
 @pytest.mark.parametrize("name", ["even", "global, even", "causal video"])
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="compiled graphs")
 def test_attention_on_tori_compiles_to_one_graph(name):
     layer, x = torus(name)
     compiled = torch.compile(layer.plain, fullgraph=True, backend="aot_eager")

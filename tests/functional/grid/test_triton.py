@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from escnn_attention import GroupSelfAttention, LiftingSelfAttention, TransformerBlock
-from escnn_attention.functional import BACKENDS, PositionalBias, attention, working_memory
+from escnn_attention.functional import BACKENDS, PositionalBias, attention, rotate, working_memory
 from escnn_attention.functional.grid import triton, triton_own, triton_tiles
 from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.geometry.grid import Grid
@@ -660,7 +660,8 @@ def test_windows_copy_nothing():
         (partial(TransformerBlock, kernel_size=3, backend="triton"), 84),
     ],
 )
-def test_operations_of_a_step(layer, most):
+def test_operations_of_a_step(layer, most, monkeypatch):
     """Each is launched on a GPU, which waits for it where images are small."""
+    monkeypatch.setattr(rotate, "has_kernel", lambda _: True)
     found = operations_of(layer(FIELDS, FIELDS, num_heads=2), torch.randn(1, FIELDS.size, 3, 3))
     assert len(found) <= most
