@@ -138,7 +138,7 @@ def test_the_number_of_clouds_takes_no_operations_and_nothing_waits_for_a_gpu(mo
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(rotate, "has_kernel", lambda _: True)
     monkeypatch.setitem(dense._SLACK, "cpu", 1.5)
-    batches = [4, 4], 8 * [4], 32 * [4], [4, 3], 8 * [4, 3], 32 * [4, 3]
+    batches = [4, 4], 8 * [4], 16 * [4], [4, 3], 8 * [4, 3], 16 * [4, 3]
     counts = {str(sizes): operations(sizes) for sizes in batches}
     assert {name: sum(count[w] for w in WAITS) for name, count in counts.items()} == dict.fromkeys(counts, 0)
     alike, unlike = ([sum(count.values()) for count in list(counts.values())[i : i + 3]] for i in (0, 3))
