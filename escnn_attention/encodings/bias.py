@@ -79,17 +79,25 @@ def positional_bias(
             spatial = encoding.offsets(positions.coordinates @ back)
             if of_keys is not None:
                 spatial, query_spatial = encoding.offsets(of_keys @ back), spatial
+    if rotary is not None:
+        rotary = _seen_by_all(rotary, inverse)
     return PositionalBias(
         num_poses=len(inverse),
         spatial=spatial,
         pose=_pose_values(encoding, quotient, relative),
         absolute=encoding.absolute,
-        waves=None if waves is None else Waves((waves[0] @ inverse).unsqueeze(0), waves[1]),
-        rotary=None if rotary is None else torch.einsum("mfd,hde->mhfe", rotary, inverse),
+        waves=None if waves is None else Waves(_seen_by_all(waves[0].unsqueeze(0), inverse), waves[1]),
+        rotary=rotary,
         log_measure=None if log_measure is None else log_measure.unsqueeze(1),
         rotates_values=encoding.rotates_values,
         query_spatial=query_spatial,
     )
+
+
+def _seen_by_all(frequencies: Tensor, inverse: Tensor) -> Tensor:
+    """Frequencies ``(M, F, d)`` as all poses see them, ``(M, |H|, F, d)``, in the order that their angles need."""
+    seen = inverse.permute(2, 0, 1).flatten(0, 1) @ frequencies.flatten(0, 1).T
+    return seen.unflatten(1, frequencies.shape[:2]).unflatten(0, (-1, len(inverse))).permute(2, 1, 3, 0)
 
 
 def _pose_values(encoding: Offers, quotient: Tensor | None, relative: Tensor | None) -> Tensor | None:

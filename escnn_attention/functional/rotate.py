@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import importlib
+import math
 from functools import cache
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional.autograd import Operator, Passes, needs_operators
-from escnn_attention.functional.grid.triton import why_not_run
+from escnn_attention.functional.launch import on_device, power_of_two, why_not_run
+
+_PROGRAMS, _LEAST = 512, 8
+"""How many programs of the backward pass there are for few angles, and how many vectors each rotates at least."""
 
 
-def rotate(x: Tensor, angle: Tensor) -> Tensor:
+def rotate(x: Tensor, angle: Tensor, pose: Tensor | None = None) -> Tensor:
     """Rotate pairs of channels, the first F with the second F of ``x``, by ``angle`` ``(..., F)``.
+
+    Args:
+        x: vectors.
+        angle: their angles.
+        pose: what is added to the vectors first.
 
     Example:
         >>> import math
@@ -24,10 +34,28 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
         >>> rotate(torch.tensor([1.0, 0.0, 5.0]), torch.tensor([math.pi / 2])).round(decimals=4)
         tensor([-0., 1., 5.])
     """
-    # Gradients of angles of more than three axes on each side: those of attention.
-    if needs_operators(x, angle) or x.dim() != 6 or angle.dim() != 6 or not has_kernel(x) or x.stride(-1) != 1:
-        return _plainly(_Arguments(x, angle))
-    return _operator(_Arguments(x, angle.contiguous()))
+    return _compute(_Arguments(x, angle, None, pose, False, x.shape[-1]))
+
+
+def attach_waves(
+    x: Tensor, angle: Tensor, amplitudes: Tensor | None = None, pose: Tensor | None = None, width: int = 0
+) -> Tensor:
+    r"""Vectors with waves behind them: :math:`x, a\cos\varphi - b\sin\varphi, a\sin\varphi + b\cos\varphi`.
+
+    Args:
+        x: vectors.
+        angle: :math:`\varphi`, ``(..., F)``.
+        amplitudes: a and b, ``(..., 2F)``; None for 1 and 0, the cosine and the sine themselves.
+        pose: what is added to the vectors.
+        width: the number of channels to which zeros fill up the result.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.rotate import attach_waves
+        >>> attach_waves(torch.tensor([5.0]), torch.zeros(2), width=6)
+        tensor([5., 1., 1., 0., 0., 0.])
+    """
+    return _compute(_Arguments(x, angle, amplitudes, pose, True, max(width, x.shape[-1] + 2 * angle.shape[-1])))
 
 
 def has_kernel(x: Tensor) -> bool:
@@ -36,41 +64,94 @@ def has_kernel(x: Tensor) -> bool:
 
 
 class _Arguments(NamedTuple):
-    """Tensors to rotate, and their angles: six axes each, the first five of which broadcast."""
+    """Vectors, and angles of their pairs: six axes each in kernels, the first five of which broadcast.
+
+    Attributes:
+        x, angle, amplitudes, pose: as above.
+        waves: whether pairs are amplitudes, and not the first channels of the vectors.
+        width: the number of channels of the result.
+    """
 
     x: Tensor
     angle: Tensor
+    amplitudes: Tensor | None
+    pose: Tensor | None
+    waves: bool
+    width: int
 
     @property
     def shape(self) -> torch.Size:
         """The axes of the result."""
-        return torch.Size((*torch.broadcast_shapes(self.x.shape[:-1], self.angle.shape[:-1]), self.x.shape[-1]))
+        given = [t.shape[:-1] for t in self[:4] if t is not None]
+        return torch.Size((*torch.broadcast_shapes(*given), self.width))
+
+    @property
+    def pairs(self) -> Tensor | None:
+        """What is rotated; None for pairs (1, 0)."""
+        return self.amplitudes if self.waves else self.x
+
+    @property
+    def first_pair(self) -> int:
+        """The channel of the result where pairs begin."""
+        return self.x.shape[-1] if self.waves else 0
+
+
+def _compute(call: _Arguments) -> Tensor:
+    tensors = call[:4]
+    if needs_operators(*tensors) or not has_kernel(call.x):
+        return _plainly(call)
+    # Gradients of angles of more than three axes on each side: those of attention.
+    if any(t is not None and (t.dim() != 6 or t.stride(-1) != 1) for t in (call.x, call.amplitudes, call.pose)):
+        return _plainly(call)
+    if call.angle.dim() != 6:
+        return _plainly(call)
+    reach = 1 + sum((n - 1) * step for n, step in zip(call.angle.shape, call.angle.stride(), strict=True))
+    dense = call.angle.stride(-1) == 1 and reach == call.angle.numel()
+    return _operator(call if dense else call._replace(angle=call.angle.contiguous()))
 
 
 def _plainly(call: _Arguments) -> Tensor:
-    x, angle = call
-    pairs = angle.shape[-1]
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    a, b, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
-    a, b = a * cos - b * sin, a * sin + b * cos
+    x, angle, pairs = call.x if call.pose is None else call.x + call.pose, call.angle, call.angle.shape[-1]
+    cos, sin = angle.cos().to(call.x.dtype), angle.sin().to(call.x.dtype)
+    source = call.amplitudes if call.waves else x
+    if source is not None:
+        a, b = source[..., :pairs], source[..., pairs : 2 * pairs]
+        cos, sin = a * cos - b * sin, a * sin + b * cos
+    parts = [x, cos, sin] if call.waves else [cos, sin, x[..., 2 * pairs :]]
     # Channels that are left stay as they are, for every pose and position that the angle brings in.
-    return torch.cat([a, b, rest.expand(*a.shape[:-1], -1)], dim=-1)
+    shape = torch.broadcast_shapes(*(t.shape[:-1] for t in parts))
+    out = torch.cat([t.to(call.x.dtype).expand(*shape, -1) for t in parts], dim=-1)
+    return out if out.shape[-1] == call.width else F.pad(out, (0, call.width - out.shape[-1]))
 
 
 def _empty(call: _Arguments) -> tuple[Tensor, Tensor]:
-    """Room for the result: heads and poses side by side, where there is one vector of each."""
-    shape = call.shape
-    if shape[4] > 1:
-        out = call.x.new_empty(shape)
-    else:
-        m, h, b, n, j, c = shape
+    """Room for the result, in the order in which fused attention reads it."""
+    m, h, b, n, j, c = call.shape
+    if call.waves:
+        out = call.x.new_empty(m, b, h, n, j, c).permute(0, 2, 1, 3, 4, 5)
+    elif j > 1:
+        out = call.x.new_empty(call.shape)
+    else:  # heads and poses side by side
         out = call.x.new_empty(b, n, m, h, j, c).permute(2, 3, 0, 1, 4, 5)
     return out, call.x.new_empty(0)
 
 
 def _forward_pass(call: _Arguments) -> tuple[Tensor, Tensor]:
     out, nothing = _empty(call)
-    _launch("rotate", call, out)
+    rows, frequencies = call.shape[:-1].numel(), call.angle.shape[-1]
+    tile = max(1, 1024 // power_of_two(frequencies))
+    # What there is none of is not read.
+    tensors = [call.x if t is None else t for t in (call.x, call.pairs, call.pose)]
+    strides = _strides(call, *tensors, call.angle, out)
+    start = 0 if call.waves else 2 * frequencies
+    with on_device(out.device):
+        _kernels().rotate[(-(-rows // tile),)](
+            *(*tensors, call.angle, out, rows, *call.shape[1:5], *strides),
+            **_constants(call),
+            START=start,
+            WIDTH=call.width,
+            BR=tile,
+        )
     return out, nothing
 
 
@@ -78,23 +159,58 @@ def _backward_pass(
     call: _Arguments, grad: Tensor, _: Tensor | None, __: Tensor, needed: list[bool]
 ) -> list[Tensor | None]:
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-    grad_x, _ = _empty(call)
-    grad_angle = call.angle.new_empty(*call.shape[:-1], call.angle.shape[-1])
-    _launch("rotate_back", call, grad, grad_x, grad_angle)
-    return [grad_x.sum_to_size(call.x.shape), grad_angle.sum_to_size(call.angle.shape)]
+    pairs, found = call.pairs, grad[..., : call.x.shape[-1]]
+    of_pairs = None
+    if pairs is not None and call.waves:
+        of_pairs = pairs.new_empty(*call.shape[:-1], pairs.shape[-1])
+    elif pairs is not None:
+        of_pairs = found = _empty(call)[0]
+    of_angle = _turn_back(call, grad, of_pairs) if needed[1] or of_pairs is not None else None
+    of_amplitudes = of_pairs if call.waves else None
+    alike = zip((found, of_angle, of_amplitudes, found), call[:4], needed, strict=True)
+    return [
+        t.sum_to_size(given.shape).to(given) if need and t is not None and given is not None else None
+        for t, given, need in alike
+    ]
 
 
-def _launch(name: str, call: _Arguments, *tensors: Tensor) -> None:
-    shape, pairs = call.shape, call.angle.shape[-1]
-    rows, tile = shape[:-1].numel(), max(1, 1024 // _power(pairs))
-    strides = [s for t in (call.x.expand(shape), call.angle.expand(*shape[:-1], -1), *tensors) for s in t.stride()[:-1]]
-    getattr(_kernels(), name)[(-(-rows // tile),)](
-        call.x, call.angle, *tensors, rows, *shape[1:5], *strides, F=pairs, FP=_power(pairs), C=shape[-1], BR=tile
+def _turn_back(call: _Arguments, grad: Tensor, of_pairs: Tensor | None) -> Tensor:
+    """The gradient of the angles; that of pairs is written to ``of_pairs``."""
+    angle, width = call.angle, power_of_two(call.angle.shape[-1])
+    rows, tile = angle.shape[:-1].numel(), max(1, 256 // width)
+    # The axes along which an angle is that of several vectors.
+    shared = [1 if n == all_ else all_ for n, all_ in zip(angle.shape[:-1], call.shape[:-1], strict=True)]
+    count, tiles = math.prod(shared), -(-rows // tile)
+    stretches = max(1, min(count // _LEAST, _PROGRAMS // tiles))
+    # In the order of the angles.
+    of_angle = torch.empty_strided(
+        (stretches, *angle.shape), (angle.numel(), *angle.stride()), dtype=angle.dtype, device=angle.device
     )
+    # What there is none of is not read.
+    pairs, to = grad if call.pairs is None else call.pairs, grad if of_pairs is None else of_pairs
+    pose = grad if call.pose is None or call.waves else call.pose
+    with on_device(angle.device):
+        _kernels().rotate_back[tiles, stretches](
+            *(pairs, pose, angle, grad, to, of_angle, rows, angle.numel(), count, -(-count // stretches)),
+            *(*angle.shape[1:5], *shared[1:], *angle.stride()[:-1], *_strides(call, pairs, pose, grad, to)),
+            **(_constants(call) | {"POSE": call.pose is not None and not call.waves}),
+            BR=tile,
+        )
+    return of_angle[0] if stretches == 1 else of_angle.sum(0)
 
 
-def _power(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
+def _strides(call: _Arguments, *tensors: Tensor) -> list[int]:
+    """The steps of every tensor along the first five axes."""
+    return [s for t in tensors for s in t.expand(*call.shape[:-1], -1).stride()[:-1]]
+
+
+def _constants(call: _Arguments) -> dict[str, int]:
+    """The constants that both kernels are compiled for."""
+    frequencies = call.angle.shape[-1]
+    return {
+        **{"F": frequencies, "FP": power_of_two(frequencies), "C": call.x.shape[-1], "AT": call.first_pair},
+        **{"UNIT": call.pairs is None, "POSE": call.pose is not None},
+    }
 
 
 @cache
@@ -102,4 +218,4 @@ def _kernels() -> ModuleType:
     return importlib.import_module("escnn_attention.functional.rotate_kernels")
 
 
-_operator = Operator("rotate", _Arguments, 2, Passes(_forward_pass, _backward_pass, _empty, _plainly))
+_operator = Operator("rotate", _Arguments, 4, Passes(_forward_pass, _backward_pass, _empty, _plainly))

@@ -56,7 +56,7 @@ class Grid(Offsets):
     Args:
         shape: the spatial shape, of any number of axes; ``()`` is the single point of a gspace without a base space.
         window: the neighbourhood.
-        dtype: the precision of ``offsets`` and ``coordinates``, which are computed in float64 and rounded once.
+        dtype: the precision of offsets and positions, which are computed in float64 and rounded once.
         device: where the tables are put.
         frame: an orthogonal ``(d, d)`` matrix by which the whole grid is transformed. With it equivariance can be
             checked exactly for elements that do not map the grid onto itself: features on the transformed grid are the
@@ -71,8 +71,8 @@ class Grid(Offsets):
             within [-1, 1] along the axes. Positions half a torus apart have several, which are all among them: see
             :meth:`averaged`.
         coordinates: ``(N, d)``; the positions, relative to the centre, in units of half the extent.
-        scale: the unit of the coordinates in units of the offsets: the offset between two positions is ``scale`` times
-            the difference of their coordinates.
+        places: ``(N, d)``; the same in units of the offsets: the offset between two positions is the difference of
+            their places.
         complete: whether every position sees every other.
         trimmed: a window for the same neighbourhoods that does not reach beyond the grid: see :func:`trimmed`.
         key: what the tables follow from, equal for equal grids.
@@ -91,6 +91,7 @@ class Grid(Offsets):
     """
 
     key_coordinates: Tensor | None = None
+    key_places: Tensor | None = None
     """The positions of the keys, where they are others than those of the queries."""
 
     def __init__(
@@ -115,13 +116,13 @@ class Grid(Offsets):
             check_around(self.shape, window)
         key = (self.shape, window.kernel_size, window.shape, window.dilation, dtype, torch.device(device))
         self._box = _box(*key[:3])
-        reach, self._step = _reach(self.shape, window)
-        self.scale = _half_extent(self.shape) / (self._step * _longest(reach))
-        self.index, self._lookup, self.offsets, self.coordinates, self._shortest = _tables(*key)
+        self._step = _reach(self.shape, window)[1]
+        self.index, self._lookup, self._shortest, *points = _tables(*key)
         self.key = key
         if frame is not None:
-            exact = _tables(*key[:4], torch.float64, torch.device("cpu"))[2:4]
-            self.offsets, self.coordinates = ((t @ frame.double().cpu().T).to(device, dtype) for t in exact)
+            exact = _tables(*key[:4], torch.float64, torch.device("cpu"))[3:]
+            points = [(t @ frame.double().cpu().T).to(device, dtype) for t in exact]
+        self.offsets, self.coordinates, self.places = points
 
     def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The row of the table of offsets for each pair of positions, broadcast against each other.
@@ -322,14 +323,14 @@ def _tables(
     dilation: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor]:
     """The tables of a :class:`Grid`.
 
     The index of every position, ``(N, d)``; the row of every offset in the box around the window, -1 where it is not
-    in it; the offsets and the coordinates of the positions; and the numbers of the offsets that belong to each row,
-    where there are several.
+    in it; the numbers of the offsets that belong to each row, where there are several; the offsets, and the coordinates
+    and the places of the positions.
     """
-    reach, _ = _reach(shape, Window(kernel_size, window_shape, dilation))
+    reach, step = _reach(shape, Window(kernel_size, window_shape, dilation))
     index = indices([torch.arange(n) for n in shape])
     box = indices([torch.arange(low, high + 1) for low, high in _box(shape, kernel_size, window_shape)])
     inside = _inside(box, kernel_size, window_shape)
@@ -340,8 +341,10 @@ def _tables(
     offsets = to_space(steps.double()) / _longest(reach)
     centre = torch.tensor([(n - 1) / 2 for n in shape], dtype=torch.float64)
     coordinates = to_space(index.double() - centre) / _half_extent(shape)
+    places = coordinates * (_half_extent(shape) / (step * _longest(reach)))
     shortest = None if shortest is None else shortest.to(device)
-    return index.to(device), lookup.to(device), offsets.to(device, dtype), coordinates.to(device, dtype), shortest
+    points = [t.to(device, dtype) for t in (offsets, coordinates, places)]
+    return index.to(device), lookup.to(device), shortest, points[0], points[1], points[2]
 
 
 @constant_tables

@@ -31,7 +31,7 @@ class GridPair(Offsets):
         offsets: ``(L, d)``; the offsets that there are, in units of the reach of the window, or of the longest offset.
         coordinates, key_coordinates: ``(N, d)`` and ``(N', d)``; the positions, relative to the centre, in units of
             half the extent of the larger grid.
-        scale: the unit of the coordinates in units of the offsets.
+        places, key_places: ``(N, d)`` and ``(N', d)``; the same in units of the offsets.
         window: that of the queries.
         complete: whether every query sees every key.
 
@@ -66,12 +66,11 @@ class GridPair(Offsets):
         shapes = (queries.shape, queries.spacing, keys.shape, keys.spacing, window.kernel_size, window.shape)
         self._key = (*shapes, queries.offsets.dtype, queries.offsets.device)
         tables = _pair_tables(*self._key)
-        self._queries, self._keys, self._lookup, self._shortest, offsets, coordinates, key_coordinates, scale = tables
+        self._queries, self._keys, self._lookup, self._shortest, *points = tables
         if queries.frame is not None:
-            exact = _pair_tables(*shapes, torch.float64, torch.device("cpu"))[4:7]
-            turned = [(t @ queries.frame.double().cpu().T).to(queries.offsets) for t in exact]
-            offsets, coordinates, key_coordinates = turned
-        self.offsets, self.coordinates, self.key_coordinates, self.scale = offsets, coordinates, key_coordinates, scale
+            exact = _pair_tables(*shapes, torch.float64, torch.device("cpu"))[4:]
+            points = [(t @ queries.frame.double().cpu().T).to(queries.offsets) for t in exact]
+        self.offsets, self.coordinates, self.key_coordinates, self.places, self.key_places = points
         self._axes = _axes(*shapes[:4], window.circular)
 
     def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -217,12 +216,12 @@ def _pair_tables(
     window_shape: WindowShape,
     dtype: torch.dtype,
     device: torch.device,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, float]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The tables of a :class:`GridPair`.
 
     Twice the positions of queries and keys, which are whole numbers; the row of every offset in the box of their
     differences, -1 where it is not in the window; the numbers of the offsets that belong to each row, where there are
-    several; the offsets, the coordinates of queries and keys, and the unit of these.
+    several; the offsets, and the coordinates and the places of queries and keys.
     """
     # Twice the offsets along an axis are equally spaced whole numbers.
     shapes, spacings = (query_shape, key_shape), (query_spacing, key_spacing)
@@ -244,10 +243,10 @@ def _pair_tables(
     lookup, steps = torch.where(inside, inside.cumsum(0) - 1, -1), box[inside]
     if kernel_size is None:
         steps, shortest = shortest_steps(steps, tuple(side.period for side in sides))
-    exact = (to_space(steps.double() / 2) / reach, *(to_space(t.double() / 2) / unit for t in at))
-    offsets, *coordinates = (t.to(device, dtype) for t in exact)
+    points = [to_space(t.double() / 2) for t in at]
+    exact = (to_space(steps.double() / 2) / reach, *(t / unit for t in points), *(t / reach for t in points))
     whole = (None if t is None else t.to(device) for t in (*at, lookup, shortest))
-    return (*whole, offsets, *coordinates, unit / reach)  # type: ignore[return-value]
+    return (*whole, *(t.to(device, dtype) for t in exact))  # type: ignore[return-value]
 
 
 def _in_window(steps: Tensor, kernel_size: int, window_shape: WindowShape) -> Tensor:

@@ -70,8 +70,9 @@ def of_responses() -> tuple[Operator, NamedTuple]:
 
 
 def of_rotations() -> tuple[Operator, NamedTuple]:
-    shapes = (2, 2, 2, 3, 1, 5), (2, 2, 1, 3, 1, 2)
-    return rotate._operator, rotate._Arguments(*(torch.randn(*s, dtype=torch.float64).requires_grad_() for s in shapes))
+    shapes = (2, 2, 2, 3, 1, 5), (2, 2, 1, 3, 1, 2), (2, 2, 2, 3, 1, 4), (2, 1, 1, 1, 1, 5)
+    tensors = (torch.randn(*s, dtype=torch.float64).requires_grad_() for s in shapes)
+    return rotate._operator, rotate._Arguments(*tensors, True, 12)
 
 
 compiled = pytest.mark.skipif(NO_COMPILER is not None, reason=str(NO_COMPILER))

@@ -4,34 +4,65 @@ import pytest
 import torch
 
 from escnn_attention.functional import rotate as module
-from escnn_attention.functional.rotate import rotate
+from escnn_attention.functional.rotate import attach_waves, rotate
 from tests.functional.cuda import needs_cuda
 
 SHAPES = [
     ((2, 1, 3, 5, 1, 9), (2, 4, 1, 5, 1, 4)),  # all poses rotate the keys of an image
     ((1, 3, 2, 5, 2, 8), (1, 3, 2, 5, 1, 4)),  # several vectors at a position
     ((6, 1, 2, 7, 1, 8), (6, 1, 2, 7, 1, 3)),  # with channels that are left
+    ((3, 1, 4, 2, 2, 6), (1, 2, 1, 2, 1, 3)),  # an angle of many vectors
 ]
+POSES = [None, (1, 4, 1, 1, 1, 9), (1, 1, 1, 1, 2, 8), (6, 1, 1, 1, 1, 8), (3, 2, 1, 1, 2, 6)]
 
 
-def complex_product(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
-    pairs = angle.shape[-1]
-    z = torch.complex(x[..., :pairs], x[..., pairs : 2 * pairs]) * torch.exp(1j * angle)
-    return torch.cat([z.real, z.imag, x[..., 2 * pairs :].expand(*z.shape[:-1], -1)], -1)
+def turned(a: torch.Tensor, b: torch.Tensor, angle: torch.Tensor) -> list[torch.Tensor]:
+    z = torch.complex(*torch.broadcast_tensors(a, b)) * torch.exp(1j * angle)
+    return [z.real, z.imag]
 
 
-def compare(device: str, dtype: torch.dtype, shape: tuple[int, ...], angles: tuple[int, ...], tolerance: float):
+def side_by_side(parts: list[torch.Tensor]) -> torch.Tensor:
+    shape = torch.broadcast_shapes(*(t.shape[:-1] for t in parts))
+    return torch.cat([t.expand(*shape, -1) for t in parts], -1)
+
+
+def complex_product(x: torch.Tensor, angle: torch.Tensor, pose: torch.Tensor | None = None) -> torch.Tensor:
+    pairs, x = angle.shape[-1], x if pose is None else x + pose
+    a, b = x[..., :pairs], x[..., pairs : 2 * pairs]
+    return side_by_side([*turned(a, b, angle), x[..., 2 * pairs :]])
+
+
+def complex_waves(x, angle, amplitudes=None, pose=None):
+    if amplitudes is None:
+        amplitudes = torch.ones_like(angle).new_tensor([1.0, 0.0]).repeat_interleave(angle.shape[-1])
+    a, b = amplitudes.chunk(2, -1)
+    out = side_by_side([x if pose is None else x + pose, *turned(a, b, angle)])
+    return torch.nn.functional.pad(out, (0, 3))
+
+
+def compare(device: str, dtype: torch.dtype, shapes: list, tolerance: float, function, formula):
     torch.manual_seed(0)
-    x, angle = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in (shape, angles))
-    expected = complex_product(x, angle)
+    given = [None if s is None else torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+    expected = formula(*given)
     weight = torch.randn_like(expected)
-    wanted = [expected, *torch.autograd.grad((expected * weight).sum(), [x, angle])]
-    x, angle = (t.detach().to(device, dtype).requires_grad_() for t in (x, angle))
-    out = rotate(x, angle)
-    got = [out, *torch.autograd.grad((out * weight.to(out)).sum(), [x, angle])]
-    for a, b in zip(got, wanted, strict=True):
+    wanted = [expected, *torch.autograd.grad((expected * weight).sum(), [t for t in given if t is not None])]
+    given = [None if t is None else t.detach().to(device, dtype).requires_grad_() for t in given]
+    out = function(*given)
+    found = torch.autograd.grad((out * weight.to(out)).sum(), [t for t in given if t is not None])
+    for a, b in zip([out, *found], wanted, strict=True):
         assert a.shape == b.shape
         torch.testing.assert_close(a.detach().double().cpu(), b.detach(), rtol=tolerance, atol=tolerance)
+
+
+def compare_all(device: str, dtype: torch.dtype, shape, angles, tolerance: float):
+    fitting = [p for p in POSES if p is None or (p[-1] == shape[-1] and p[4] in (1, shape[4]))]
+    amplitudes = (*shape[:1], angles[1], *shape[2:5], 2 * angles[-1])
+    width = shape[-1] + 2 * angles[-1] + 3
+    for pose in fitting:
+        compare(device, dtype, [shape, angles, pose], tolerance, rotate, complex_product)
+        for some in (None, amplitudes):
+            waves = [shape, angles, some, pose]
+            compare(device, dtype, waves, tolerance, lambda *t: attach_waves(*t, width=width), complex_waves)
 
 
 @pytest.mark.parametrize(("shape", "angles"), SHAPES)
@@ -41,7 +72,8 @@ def test_rotating_is_complex_multiplication(monkeypatch, interpreted, shape, ang
         pytest.importorskip("triton")
         monkeypatch.setenv("TRITON_INTERPRET", "1")
         monkeypatch.setattr(module, "has_kernel", lambda _: True)
-    compare("cpu", torch.float64, shape, angles, 1e-12)
+        monkeypatch.setattr(module, "_LEAST", 3)  # stretches, of which the last is not full
+    compare_all("cpu", torch.float64, shape, angles, 1e-12)
 
 
 @needs_cuda
@@ -50,16 +82,18 @@ def test_rotating_is_complex_multiplication(monkeypatch, interpreted, shape, ang
 )
 @pytest.mark.parametrize(("shape", "angles"), SHAPES)
 def test_rotating_on_cuda(shape, angles, dtype, tolerance):
-    compare("cuda", dtype, shape, angles, tolerance)
+    compare_all("cuda", dtype, shape, angles, tolerance)
 
 
 def test_of_fewer_axes():
     torch.manual_seed(0)
     x, angle = torch.randn(4, 7, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
     torch.testing.assert_close(rotate(x, angle), complex_product(x, angle))
+    torch.testing.assert_close(attach_waves(x, angle, width=16), complex_waves(x, angle))
 
 
 _COMPILE = """
+import itertools
 import sys
 sys.modules["escnn"] = None  # importing it takes longer than a kernel
 from triton import compile
@@ -67,13 +101,17 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from escnn_attention.functional import rotate_kernels
 
-constants = {"F": 3, "FP": 4, "C": 7, "BR": 256}
-for numbers, of_angles in [("bf16", "bf16"), ("fp16", "fp32"), ("fp64", "fp64")]:
-    types = dict.fromkeys(["x", "out", "grad", "grad_x"], "*" + numbers)
-    types |= dict.fromkeys(["angle", "grad_angle"], "*" + of_angles) | dict.fromkeys(constants, "constexpr")
+numbers = [("bf16", "bf16"), ("fp16", "fp32"), ("fp64", "fp64")]
+modes = [(0, 0, 1), (7, 0, 0), (7, 1, 1)]  # pairs of the vectors with a pose, amplitudes, and cosines beside a pose
+for (vectors, of_angles), (at, unit, pose), chip in zip(numbers, modes, (80, 90, 80), strict=True):
+    constants = {"F": 3, "FP": 4, "C": 7, "AT": at, "UNIT": unit, "POSE": pose, "BR": 64}
+    constants |= {"START": 0 if at else 6, "WIDTH": 16 if at else 7}
+    types = dict.fromkeys(["x", "pairs", "out", "grad", "grad_pairs"], "*" + vectors)
+    types |= dict.fromkeys(["angle", "grad_angle", "pose"], "*" + of_angles) | dict.fromkeys(constants, "constexpr")
     for kernel in (rotate_kernels.rotate, rotate_kernels.rotate_back):
         signature = {name: types.get(name, "i32") for name in kernel.arg_names}
-        built = compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 80, 32))
+        known = {n: value for n, value in constants.items() if n in kernel.arg_names}
+        built = compile(ASTSource(kernel, signature, known), target=GPUTarget("cuda", chip, 32))
         print(len(built.asm["cubin"]) > 0)
 """
 

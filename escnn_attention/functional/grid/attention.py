@@ -34,7 +34,7 @@ def _fold(call: GridCall) -> tuple[GridCall, Unfold | None]:
     if call.bias.log_window is not None or call.query_grid.window.circular:
         # Across an edge the offset is not the difference of the coordinates, by which waves would factorise.
         call = replace(call, bias=call.bias.explicit(positions))
-    return fold(call, positions.coordinates, positions.scale, positions.key_coordinates)
+    return fold(call, positions.places, positions.key_places)
 
 
 _PREFERENCE = {"cpu": ("native", "blocked"), "cuda": ("triton", "dense", "blocked")}

@@ -14,6 +14,14 @@ from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
 
 
+def angles(points: Tensor, frequencies: Tensor) -> Tensor:
+    """The angles at points ``(n, d)``, of frequencies ``(M, |H|, F, d)``: ``(M, |H|, n, F)``, in single precision."""
+    precise = torch.promote_types(frequencies.dtype, torch.float32)
+    rows = frequencies.to(precise).permute(3, 1, 0, 2)
+    with exactly(points.device.type):  # one product of matrices
+        return (points.to(precise) @ rows.flatten(1)).unflatten(1, rows.shape[1:]).permute(2, 1, 0, 3)
+
+
 @dataclass(frozen=True)
 class Waves:
     r"""A function of the offset as a sum of waves, :math:`\rho_x(\delta) = W [\cos\Omega\delta, \sin\Omega\delta]`.
@@ -35,9 +43,7 @@ class Waves:
 
     def phases(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """The cosine and the sine of the phase at each of the points ``(n, d)``: ``(M or 1, |H|, n, F)``."""
-        precise = torch.promote_types(self.frequencies.dtype, torch.float32)
-        with exactly(points.device.type):
-            phase = points.to(precise) @ self.frequencies.to(precise).transpose(-1, -2)
+        phase = angles(points, self.frequencies)
         return phase.cos(), phase.sin()
 
     def table(self, offsets: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from escnn_attention.functional.autograd import is_transformed, recompute
 from escnn_attention.functional.grid.call import GridCall, Heads, PositionalBias, Waves
-from escnn_attention.functional.grid.widen import MAX_CLASSES, join, merge, num_classes, widen, width
+from escnn_attention.functional.grid.widen import MAX_CLASSES, join, merge, num_channels, num_classes, widen
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.geometry.grid import Grid
 
@@ -77,18 +77,15 @@ def attention(call: GridCall) -> Tensor:
     """Attention by PyTorch's fused kernels: see :func:`escnn_attention.functional.attention`."""
     positions = call.offsets
     grid = call.query_grid if call.one_set else None
-    return fused(call, positions.coordinates, positions.scale, grid, positions.key_coordinates)
+    return fused(call, positions.places, grid, positions.key_places)
 
 
-def fused(
-    call: Heads, points: Tensor, scale: float = 1.0, grid: Grid | None = None, key_points: Tensor | None = None
-) -> Tensor:
+def fused(call: Heads, points: Tensor, grid: Grid | None = None, key_points: Tensor | None = None) -> Tensor:
     """Fused attention of one set of positions, or of one set to another.
 
     Args:
         call: after folding.
-        points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions, in units of ``scale``.
-        scale: their unit.
+        points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions.
         grid: where the positions are one, which may have a window.
         key_points: the positions of the keys, where these are others.
     """
@@ -96,19 +93,20 @@ def fused(
     num_poses, channels = call.bias.num_poses, q.shape[-1]
     bias, mode = merge(call.bias, call.query, k.shape[3])
     tiles, reached = None, None
+    width = _widths(q, num_channels(channels, grid, bias), channels)[0]
     if grid is not None and num_classes(grid) is not None:
         tiles = _Tiles.of(grid)
         k, reached = tiles.isolate_nonfinite(k)
 
     def chunk(images: slice, poses: slice) -> Tensor:
         own = q[:, images, :, poses] if mode == "own" else q[:, images]
-        wide = widen(own, k[:, images], _of_poses(bias, poses), mode, points, scale, grid, key_points)
+        wide = widen(own, k[:, images], _of_poses(bias, poses), mode, points, grid, key_points, width)
         return _attend(*wide, v[:, images], tiles, 1 / math.sqrt(channels), call.dropout)
 
     # The vectors that one output pose of one image takes: of queries and of keys.
     places = (q.shape[2], k.shape[2]) if tiles is None else (tiles.queries.numel(), tiles.keys.numel())
     vectors = len(q) * ((q.shape[3] if mode == "all" else 1) * places[0] + k.shape[3] * places[1])
-    fit = chunk_size(ENTRIES_PER_CHUNK, q.element_size(), copies=1) // (vectors * width(channels, grid, bias))
+    fit = chunk_size(ENTRIES_PER_CHUNK, q.element_size(), copies=1) // (vectors * width)
     out = join(_in_chunks(chunk, q.shape[1], bias.num_poses, fit, call.dropout), call.query, mode, num_poses)
     return out if reached is None else out.masked_fill(reached[:, :, :, None, None], torch.nan)
 
@@ -172,7 +170,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: _Tiles | None, scale: float,
         dropout: the probability.
     """
     poses, query_poses, channels = max(q.shape[3], k.shape[3]), q.shape[4], v.shape[-1]
-    of_keys, of_values = _widths(q, channels)
+    of_keys, of_values = _widths(q, q.shape[-1], channels)
     queries, keys, mask = None, None, None
     if tiles is not None:
         queries, keys = tiles.queries, tiles.keys
@@ -202,14 +200,14 @@ def _arrange(x: Tensor, index: Tensor | None, poses: int, width: int) -> Tensor:
     return x.expand(-1, -1, poses, -1, -1, -1).flatten(2, 3).flatten(0, 1)
 
 
-def _widths(q: Tensor, channels: int) -> tuple[int, int]:
-    """The number of channels to which queries and values are padded with zeros, for the kernels of the device.
+def _widths(q: Tensor, of_keys: int, of_values: int) -> tuple[int, int]:
+    """The number of channels to which keys and values are padded with zeros, for the kernels of the device.
 
     On CPU both must have the same number, and multiples of 16 are up to twice as fast as others. On CUDA multiples of
     8 are aligned; the kernels for half precision want the same number of both, that for float32 does not.
     """
     step = 16 if q.device.type == "cpu" else 8
-    of_keys, of_values = (-(-n // step) * step for n in (q.shape[-1], channels))
+    of_keys, of_values = (-(-n // step) * step for n in (of_keys, of_values))
     return of_keys, of_values if q.device.type == "cuda" and q.dtype == torch.float32 else of_keys
 
 

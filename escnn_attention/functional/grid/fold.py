@@ -23,9 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention.functional.autograd import exactly
 from escnn_attention.functional.grid.call import Heads, PositionalBias, Waves
-from escnn_attention.functional.grid.widen import of_images
+from escnn_attention.functional.grid.widen import angles_of, of_images
 from escnn_attention.functional.rotate import rotate
 
 Unfold = Callable[[Tensor], Tensor]
@@ -33,14 +32,13 @@ Unfold = Callable[[Tensor], Tensor]
 _H = TypeVar("_H", bound=Heads)
 
 
-def fold(call: _H, points: Tensor, scale: float = 1.0, key_points: Tensor | None = None) -> tuple[_H, Unfold | None]:
+def fold(call: _H, points: Tensor, key_points: Tensor | None = None) -> tuple[_H, Unfold | None]:
     """The attention to compute instead, and what makes of its output that of the call; None where both are the same.
 
     Args:
         call: queries, keys and values.
-        points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions, in units of ``scale``. Between two of
-            them an angle is that of their offset, so the origin may lie anywhere.
-        scale: their unit.
+        points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions. Between two of them an angle is that
+            of their offset, so the origin may lie anywhere.
         key_points: the positions of the keys, where these are others.
     """
     if call.normalization == "count":
@@ -58,7 +56,7 @@ def fold(call: _H, points: Tensor, scale: float = 1.0, key_points: Tensor | None
         call, unfold = fold_keys(call)
         undo.append(unfold)
     if call.bias.absolute or call.bias.rotary is not None:
-        call, unfold = fold_frames(call, points, scale, key_points)
+        call, unfold = fold_frames(call, points, key_points)
         undo.append(unfold)
     if log_window is not None:
         call = replace(call, bias=_weigh_offsets(call.bias, log_window, call.q))
@@ -131,7 +129,7 @@ def fold_keys(call: _H) -> tuple[_H, Unfold]:
     return replace(call, q=q, k=k, v=v, bias=folded, keys="all"), unfold
 
 
-def fold_frames(call: _H, points: Tensor, scale: float = 1.0, key_points: Tensor | None = None) -> tuple[_H, Unfold]:
+def fold_frames(call: _H, points: Tensor, key_points: Tensor | None = None) -> tuple[_H, Unfold]:
     """Absolute and rotary terms: one head for each output pose, in whose frame queries and keys are expressed.
 
     Example:
@@ -145,7 +143,7 @@ def fold_frames(call: _H, points: Tensor, scale: float = 1.0, key_points: Tensor
         >>> call.q.shape, call.k.shape, unfold(call.q).shape
         (torch.Size([8, 1, 25, 1, 8]), torch.Size([8, 1, 25, 4, 8]), torch.Size([2, 1, 25, 4, 8]))
     """
-    bias, back = call.bias, None
+    bias, pose, back = call.bias, call.bias.pose, None
     heads, num_poses = call.q.shape[0], bias.num_poses
     # M, H or 1, B, N, J, C: the frame stands beside the head.
     q = call.q.movedim(3, 1).unsqueeze(4) if call.query == "own" else call.q.unsqueeze(1)
@@ -162,20 +160,12 @@ def fold_frames(call: _H, points: Tensor, scale: float = 1.0, key_points: Tensor
             elif call.query == "all":
                 seen = seen[:, :, : q.shape[4]]
             q, k = q + seen[:, :, None, None], k + bias.pose[:, :, None, None]
-    elif bias.pose is not None:
-        k = k + bias.pose[:, :, None, None]
+        pose = None
     if bias.rotary is not None:
-        precise = torch.promote_types(bias.rotary.dtype, torch.float32)
-        frequencies = bias.rotary.to(precise).transpose(-1, -2)
-        angles = []
-        for x, t in ((points, q), (key_points, k)):
-            if x is not None:
-                x = x.to(precise) if scale == 1 else x.to(precise) * scale
-                with exactly(x.device.type):
-                    angles.append(of_images(x @ frequencies, t.shape[3]).unsqueeze(4))
-        q, k = rotate(q, angles[0]), rotate(k, angles[-1])
+        near, far = angles_of(q, k, bias.rotary, points, key_points)
+        q, k = rotate(q, near), rotate(k, far, None if pose is None else pose[:, :, None, None])
         if bias.rotates_values:
-            back, v = -angles[0], rotate(v, angles[-1])
+            back, v = -near, rotate(v, far)
     q, k, v = (t.expand(-1, num_poses, *t.shape[2:]).flatten(0, 1) for t in (q, k, v))
 
     def unfold(out: Tensor) -> Tensor:

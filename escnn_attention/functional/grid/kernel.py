@@ -178,9 +178,7 @@ class GridLoop:
 def _points(call: GridCall) -> Tensor:
     """The positions of queries, and behind them those of keys elsewhere, in units of the offsets."""
     positions = call.offsets
-    of_keys = positions.key_coordinates
-    points = positions.coordinates if of_keys is None else torch.cat([positions.coordinates, of_keys])
-    return points * positions.scale
+    return positions.places if positions.key_places is None else torch.cat([positions.places, positions.key_places])
 
 
 def _plainly(call: Arguments) -> Tensor:

@@ -38,16 +38,15 @@ def why_unsupported(call: GridCall) -> str | None:
 def attention(call: GridCall) -> Tensor:
     """Attention without a softmax: see :func:`escnn_attention.functional.attention`."""
     positions = call.offsets
-    return sums(call, positions.coordinates, positions.scale, positions.key_coordinates)
+    return sums(call, positions.places, positions.key_places)
 
 
-def sums(call: Heads, points: Tensor, scale: float = 1.0, key_points: Tensor | None = None) -> Tensor:
+def sums(call: Heads, points: Tensor, key_points: Tensor | None = None) -> Tensor:
     """The sums of values times scores, ``(M, B, N, H, C)``.
 
     Args:
         call: after folding.
-        points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions, in units of ``scale``.
-        scale: their unit.
+        points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions.
         key_points: the positions of the keys, where these are others.
 
     Example:
@@ -69,8 +68,8 @@ def sums(call: Heads, points: Tensor, scale: float = 1.0, key_points: Tensor | N
         of_poses = bias.pose.to(v.dtype).mT.unsqueeze(1) @ v.sum(2).unsqueeze(2)  # M, B, H, C, C
         out = out + torch.einsum("mbnhc,mbhcd->mbnhd", q.expand(-1, -1, -1, bias.num_poses, -1), of_poses)
     if bias.waves is not None:
-        cos, sin, *_ = near = _waves(call, points * scale, q.shape[2])
-        far = near if key_points is None else _waves(call, key_points * scale, v.shape[2])
+        cos, sin, *_ = near = _waves(call, points, q.shape[2])
+        far = near if key_points is None else _waves(call, key_points, v.shape[2])
         a, b = (q @ bias.waves.readout.to(q.dtype)[:, None, None]).chunk(2, dim=-1)
         reads = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
         waves = torch.cat(far, dim=-1).expand(len(v), v.shape[1], -1, -1, -1)

@@ -65,8 +65,7 @@ def attention(call: GridCall) -> Tensor:
     scaled = q / math.sqrt(q.shape[-1])
     if bias.waves is not None:
         # M, B, N, H, J or 1, E and M, B, N, H or 1, P, E
-        points = (positions.coordinates, positions.scale)
-        q, k = widen(scaled, k, bias, call.query, *points, key_points=positions.key_coordinates)
+        q, k = widen(scaled, k, bias, call.query, positions.places, key_points=positions.key_places)
         bias = PositionalBias(bias.num_poses)
     else:
         q, k = scaled.unsqueeze(4 if call.query == "own" else 3), k.unsqueeze(3)

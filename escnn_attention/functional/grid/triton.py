@@ -19,13 +19,9 @@ With ``TRITON_INTERPRET=1`` in the environment Triton runs them by NumPy, on the
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -38,14 +34,12 @@ from escnn_attention.functional.grid.triton_launch import (
     chunks,
     gradients_of_terms,
     grid_constants,
-    interpreted,
     kernels,
-    on_device,
     positions_side_by_side,
-    power_of_two,
     rows_of_tables,
     steps,
 )
+from escnn_attention.functional.launch import interpreted, on_device, power_of_two, why_not_run
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.geometry.cache import constant_result
 
@@ -79,30 +73,6 @@ def why_unsupported(call: GridCall) -> str | None:
     if products > MAX_PRODUCTS:
         return f"a head would have {products} products of queries with tables, at most {MAX_PRODUCTS}"
     return None
-
-
-@constant_result
-def why_not_run(device: str) -> str | None:
-    """Why kernels of Triton cannot run on a type of device."""
-    if not _installed():
-        return "it needs Triton"
-    if interpreted():
-        return None if device in ("cpu", "cuda") else f"it needs CPU or CUDA, got {device}"
-    if device != "cuda":
-        return f"it needs CUDA, got {device}"
-    if not _has_compiler(os.environ.get("CC")):
-        return "Triton needs a C compiler, and there is none"
-    return None
-
-
-@cache
-def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@cache
-def _has_compiler(chosen: str | None) -> bool:
-    return any(shutil.which(name) for name in (chosen, "cc", "gcc", "clang") if name)
 
 
 def attention(call: GridCall) -> Tensor:

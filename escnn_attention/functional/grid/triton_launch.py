@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from types import ModuleType
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,25 +16,10 @@ from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
 
 
-def interpreted() -> bool:
-    """Whether Triton runs kernels by NumPy."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
 @cache
 def kernels(name: str) -> ModuleType:
     """The kernels of a module beside this one, which imports Triton."""
     return importlib.import_module(f"escnn_attention.functional.grid.{name}")
-
-
-def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Where a launch goes to a device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two that is no less."""
-    return 1 << max(0, n - 1).bit_length()
 
 
 def positions_side_by_side(vectors: Tensor) -> Tensor:

@@ -19,14 +19,12 @@ from escnn_attention.functional.grid.triton_launch import (
     chunks,
     gradients_of_terms,
     grid_constants,
-    interpreted,
     kernels,
-    on_device,
     positions_side_by_side,
-    power_of_two,
     rows_of_tables,
     steps,
 )
+from escnn_attention.functional.launch import interpreted, on_device, power_of_two
 
 _NUMBERS = 40
 """How many numbers of the vectors of its poses a thread has at most: its registers hold up to four such vectors."""

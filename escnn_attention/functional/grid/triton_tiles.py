@@ -24,12 +24,10 @@ from escnn_attention.functional.grid.triton_launch import (
     chunks,
     gradients_of_terms,
     grid_constants,
-    interpreted,
     kernels,
-    on_device,
-    power_of_two,
     rows_of_tables,
 )
+from escnn_attention.functional.launch import interpreted, on_device, power_of_two
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
 

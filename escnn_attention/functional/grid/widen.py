@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from escnn_attention.functional.call import QueryMode
-from escnn_attention.functional.grid.call import PositionalBias, Waves
+from escnn_attention.functional.grid.call import PositionalBias, angles
+from escnn_attention.functional.rotate import attach_waves
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window, WindowShape
@@ -37,6 +38,22 @@ MAX_CLASSES = 256
 def of_images(x: Tensor, positions: int) -> Tensor:
     """Values at points, ``(M, H, B · N, C)``, of the N positions of each image; B is 1 where all are alike."""
     return x.unflatten(2, (-1, positions))
+
+
+def angles_of(
+    q: Tensor, k: Tensor, frequencies: Tensor, points: Tensor, key_points: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The angles ``(M, H, B, N, 1, F)`` at the positions of queries and at those of keys, both ``(M, H, B, N, J, C)``.
+
+    Args:
+        q, k: queries and keys.
+        frequencies: ``(M, H, F, d)``.
+        points, key_points: as in :func:`widen`.
+    """
+    near = of_images(angles(points, frequencies), q.shape[3]).unsqueeze(4)
+    if key_points is None:
+        return near, near
+    return near, of_images(angles(key_points, frequencies), k.shape[3]).unsqueeze(4)
 
 
 def merge(bias: PositionalBias, query: QueryMode, key_poses: int) -> tuple[PositionalBias, QueryMode]:
@@ -69,7 +86,7 @@ def join(out: Tensor, query: QueryMode, computed: QueryMode, num_poses: int) -> 
     """
     if computed != query:
         return out.squeeze(3)
-    return out.sum(4).expand(-1, -1, -1, num_poses, -1)
+    return (out.squeeze(4) if out.shape[4] == 1 else out.sum(4)).expand(-1, -1, -1, num_poses, -1)
 
 
 def widen(
@@ -78,9 +95,9 @@ def widen(
     bias: PositionalBias,
     query: QueryMode,
     points: Tensor,
-    scale: float = 1.0,
     grid: Grid | None = None,
     key_points: Tensor | None = None,
+    width: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys of every output pose, whose products are the scores times the square root of C.
 
@@ -88,10 +105,10 @@ def widen(
         q: ``(M, B, N, J, C)``.
         k: ``(M, B, N', P, C)``.
         bias, query: as in :class:`~escnn_attention.functional.grid.call.GridCall`, after folding.
-        points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions, in units of ``scale``.
-        scale: their unit.
+        points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions.
         grid: for a table over the offsets, with a window: see :func:`num_classes`.
         key_points: the positions of the keys, where these are others.
+        width: the number of channels to which those with waves are filled up by zeros.
 
     Returns:
         ``(M, B, N, H', J', E)`` and ``(M, B, N', H'', P, E)``. H' and H'' are the number of output poses, or 1 where
@@ -110,19 +127,21 @@ def widen(
     """
     dtype = q.dtype
     q, k = q.unsqueeze(4 if query == "own" else 3), k.unsqueeze(3)
-    if bias.pose is not None and k.shape[4] > 1:
-        k = k + bias.pose[:, None, None]
+    pose = bias.pose if k.shape[4] > 1 else None
     if bias.waves is not None:
-        precise = torch.promote_types(dtype, torch.float32)
-        # Between two positions the phase is that of their offset, so the origin may lie anywhere.
-        cos, sin = _phases(bias.waves, points.to(precise) * scale, q.shape[2])
-        others = None if key_points is None else _phases(bias.waves, key_points.to(precise) * scale, k.shape[2])
         # All queries of a head are rows of one product.
-        amplitudes = q.flatten(1, -2) @ bias.waves.readout.to(dtype).expand(len(q), -1, -1)
-        a, b = amplitudes.unflatten(1, q.shape[1:-1]).chunk(2, dim=-1)
-        q = _join(dtype, q, a * cos - b * sin, a * sin + b * cos)
-        k = _join(dtype, k, *((cos, sin) if others is None else others))
-    elif bias.spatial is not None and grid is not None:
+        amplitudes = (q.flatten(1, -2) @ bias.waves.readout.to(dtype).expand(len(q), -1, -1)).unflatten(
+            1, q.shape[1:-1]
+        )
+        # Between two positions the phase is that of their offset, so the origin may lie anywhere.
+        q, k, amplitudes = (t.movedim(3, 1) for t in (q, k, amplitudes))  # M, H, B, N, J, C
+        near, far = angles_of(q, k, bias.waves.frequencies, points, key_points)
+        q = attach_waves(q, near, amplitudes, width=width)
+        k = attach_waves(k, far, pose=None if pose is None else pose[:, :, None, None], width=width)
+        return q.movedim(1, 3), k.movedim(1, 3)
+    if pose is not None:
+        k = k + pose[:, None, None]
+    if bias.spatial is not None and grid is not None:
         indicator, rows = _classes(grid)
         spatial = bias.spatial.to(dtype).expand(len(q), -1, -1, -1)
         table = torch.einsum("mbnhjc,mhlc->mbnhjl", q.expand(-1, -1, -1, spatial.shape[1], -1, -1), spatial)
@@ -134,27 +153,22 @@ def widen(
     return q.to(dtype), k.to(dtype)
 
 
-def _phases(waves: Waves, points: Tensor, positions: int) -> list[Tensor]:
-    """The cosine and the sine of the phase at each of the positions, ``(M or 1, B or 1, N, H, 1, F)``."""
-    return [of_images(t, positions).movedim(1, 3).unsqueeze(4) for t in waves.phases(points)]
-
-
 def _join(dtype: torch.dtype, *parts: Tensor) -> Tensor:
     """Tensors side by side as channels, with the other axes broadcast."""
     shape = torch.broadcast_shapes(*(t.shape[:-1] for t in parts))
     return torch.cat([t.to(dtype).expand(*shape, -1) for t in parts], dim=-1)
 
 
-def width(channels: int, grid: Grid | None, bias: PositionalBias) -> int:
+def num_channels(channels: int, grid: Grid | None, bias: PositionalBias) -> int:
     """E, the number of channels of widened queries and keys.
 
     Example:
         >>> import torch
         >>> from escnn_attention.functional import PositionalBias
-        >>> from escnn_attention.functional.grid.widen import width
+        >>> from escnn_attention.functional.grid.widen import num_channels
         >>> from escnn_attention.geometry.grid import Grid
         >>> from escnn_attention.geometry.windows import Window
-        >>> width(8, Grid((5, 5), Window(3)), PositionalBias(4, spatial=torch.randn(2, 4, 9, 8)))
+        >>> num_channels(8, Grid((5, 5), Window(3)), PositionalBias(4, spatial=torch.randn(2, 4, 9, 8)))
         17
     """
     if bias.waves is not None:

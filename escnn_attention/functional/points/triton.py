@@ -20,8 +20,7 @@ from torch import Tensor
 
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.call import Normalization
-from escnn_attention.functional.grid.triton import why_not_run
-from escnn_attention.functional.grid.triton_launch import interpreted, on_device, power_of_two
+from escnn_attention.functional.launch import interpreted, on_device, power_of_two, why_not_run
 from escnn_attention.functional.points.call import PairScores, PointCall, against
 from escnn_attention.functional.points.native import of_rows, why_not_first
 from escnn_attention.functional.points.portable import Chunks, Weights, attend_in_chunks

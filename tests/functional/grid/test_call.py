@@ -38,7 +38,7 @@ def test_offsets_between_positions_are_differences_of_scaled_coordinates(window)
     grid = Grid((5, 4), window)
     places = torch.arange(20)
     rows = grid.rows(places[:, None], places)
-    points = grid.coordinates * grid.scale
+    points = grid.places
     torch.testing.assert_close(grid.offsets[rows.clamp(min=0)][rows >= 0], (points - points[:, None])[rows >= 0])
 
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from escnn_attention.functional import ON_GRIDS, PositionalBias
 from escnn_attention.functional.grid import reference
 from escnn_attention.functional.grid.call import GridCall
-from escnn_attention.functional.grid.widen import join, merge, neighbours, num_classes, widen, width
+from escnn_attention.functional.grid.widen import join, merge, neighbours, num_channels, num_classes, widen
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
 from tests.functional.cases import case, cases
@@ -21,8 +21,8 @@ def test_products_of_wide_vectors_give_the_probabilities(arguments):
     assume(terms.spatial is None or num_classes(grid) is not None)
     expected = reference.probabilities(call)
     channels = call.q.shape[-1]
-    q, k = widen(call.q, call.k, terms, call.query, grid.coordinates, grid.scale, grid)
-    assert q.shape[-1] == k.shape[-1] == width(channels, grid, terms)
+    q, k = widen(call.q, call.k, terms, call.query, grid.places, grid)
+    assert q.shape[-1] == k.shape[-1] == num_channels(channels, grid, terms)
     q, k = (t.expand(-1, -1, -1, expected.shape[3], -1, -1) for t in (q, k))
     score = torch.einsum("mbnhjc,mbkhpc->mbnhjkp", q, k) / math.sqrt(channels)
     everywhere = torch.arange(grid.num_positions)
@@ -34,8 +34,8 @@ def test_products_of_wide_vectors_give_the_probabilities(arguments):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_phases_are_not_rounded_to_half_precision(dtype):
     (q, k, _), grid, terms = case(2, 2, 2, (40,), Window(), {"waves"}, dtype=dtype)
-    exact = terms.waves.phases(grid.coordinates.float() * grid.scale)[0].to(dtype)
-    _, wide = widen(q, k, terms, "all", grid.coordinates, grid.scale)
+    exact = terms.waves.phases(grid.places.float())[0].to(dtype)
+    _, wide = widen(q, k, terms, "all", grid.places)
     torch.testing.assert_close(
         wide[:, 0, :, :, 0, k.shape[-1] : -exact.shape[-1]].transpose(1, 2), exact.expand(2, -1, -1, -1)
     )

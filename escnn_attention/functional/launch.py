@@ -1,0 +1,53 @@
+"""Whether and how kernels of Triton run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+
+from escnn_attention.geometry.cache import constant_result
+
+
+def interpreted() -> bool:
+    """Whether Triton runs kernels by NumPy."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@constant_result
+def why_not_run(device: str) -> str | None:
+    """Why kernels of Triton cannot run on a type of device."""
+    if not _installed():
+        return "it needs Triton"
+    if interpreted():
+        return None if device in ("cpu", "cuda") else f"it needs CPU or CUDA, got {device}"
+    if device != "cuda":
+        return f"it needs CUDA, got {device}"
+    if not _has_compiler(os.environ.get("CC")):
+        return "Triton needs a C compiler, and there is none"
+    return None
+
+
+@cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@cache
+def _has_compiler(chosen: str | None) -> bool:
+    return any(shutil.which(name) for name in (chosen, "cc", "gcc", "clang") if name)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Where a launch goes to a device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << max(0, n - 1).bit_length()
