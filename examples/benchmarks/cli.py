@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -30,10 +31,12 @@ COMMANDS = {
         *("networks:attentive", "networks:attentive_large"),
     ),
     "points": (
-        "point clouds against the LieTransformer, Platonic Transformers and the number of edges, and training",
-        *("points:networks", "points:frames", "growth:edges", "points:large"),
+        "point clouds against the LieTransformer and the number of edges, and training",
+        *("points:networks", "growth:edges", "points:large"),
     ),
-    "graphs": ("layers and networks as CUDA graphs", "graphs:graphs"),
+    "frames": ("points within octahedral frames against Platonic Transformers", "points:frames"),
+    "graphs": ("layers as CUDA graphs", "graphs:graphs"),
+    "networks": ("training steps of networks as CUDA graphs", "graphs:networks"),
     "others": ("cross-attention, sequences and tori, also as CUDA graphs", "graphs:others"),
     "compile": ("the gain of torch.compile", "attention:compiled"),
     "files": ("exported files against their layers", "files:files"),
@@ -66,7 +69,7 @@ def benchmark(
     ] = False,
     g_selfatt: Annotated[Path | None, _checkout("GSA-Nets, for layers.")] = None,
     gevit: Annotated[Path | None, _checkout("GE-ViT, for layers.")] = None,
-    platonic: Annotated[Path | None, _checkout("Platonic Transformers, for rotary and points.")] = None,
+    platonic: Annotated[Path | None, _checkout("Platonic Transformers, for rotary and frames.")] = None,
     att_gconvs: Annotated[Path | None, _checkout("Attentive group convolutions, for attentive.")] = None,
     lie_transformer: Annotated[Path | None, _checkout("The LieTransformer, for points.")] = None,
     lie_conv: Annotated[Path | None, _checkout("The fork of LieConv that it needs.")] = None,
@@ -105,7 +108,9 @@ def benchmark(
         console.width = 120
     reports = []
     with console.status("starting") as status:
-        run = Run(conditions, out, checkouts, query, status.update)
+        # What is measured stays where a run is cut off.
+        say = status.update if console.is_terminal else partial(print, file=sys.stderr, flush=True)
+        run = Run(conditions, out, checkouts, query, say)
         for function in functions:
             reports.append(resolve_name(f"examples.benchmarks.{function}")(run))
             reports[-1].publish(console)

@@ -1,4 +1,4 @@
-"""``graphs`` and ``others``: layers and networks as CUDA graphs, against the same without graphs."""
+"""``graphs``, ``networks`` and ``others``: layers and networks as CUDA graphs, against the same without graphs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ FORMS = ("module", "graph")
 
 
 def graphs(run: Run) -> Report:
-    """Layers of 20 fields in windows of 5×5, R2Conv beside, and the rotMNIST network of GSA-Nets with C4."""
+    """Layers of 20 fields in windows of 5×5, and R2Conv beside."""
     report = Report("graphs", run)
-    groups, batches, shape, side = ((4,), (1,), (6, 6), 22) if run.quick else ((4, 8), (8, 64), (24, 24), None)
+    groups, batches, shape = ((4,), (1,), (6, 6)) if run.quick else ((4, 8), (8, 64), (24, 24))
     subjects: dict[str, Subject] = {}
     for batch in batches:
         for rotations in groups:
@@ -25,9 +25,19 @@ def graphs(run: Run) -> Report:
             for query in ("own", "all"):
                 subject = partial(attention, *where, query=query, **window)
                 subjects[f"{query}, C{rotations}, batch {batch}"] = subject
-        options = {"kernel_size": 3, "query": "own"} if run.quick else {}
-        subjects[f"GSANet, C4, batch {batch}"] = partial(training, "rotmnist-p4", batch, side, **options)
     _tabulate(report, "CUDA graphs; on a CPU both columns are the same", subjects)
+    return report
+
+
+def networks(run: Run) -> Report:
+    """The rotMNIST network of GSA-Nets, and a hybrid with two blocks beside a network of convolutions."""
+    report, subjects = Report("networks", run), {}
+    of_each = {"rotmnist-p4": (8, 64), "hybrid": (32, 256), "convolutions": (32, 256)}
+    for name, batches in of_each.items():
+        for batch in (1,) if run.quick else batches:
+            options = {"kernel_size": 3, "query": "own"} if run.quick and name == "rotmnist-p4" else {}
+            subjects[f"{name}, batch {batch}"] = partial(training, name, batch, 22 if run.quick else None, **options)
+    _tabulate(report, "A training step; on a CPU both columns are the same", subjects)
     return report
 
 

@@ -139,6 +139,8 @@ def measure(
             say(f"{', '.join(group)} (process {len(found[group[0]]) + 1} of {conditions.repeats})")
             for name, run in zip(group, ask([subjects[name] for name in group], conditions), strict=True):
                 found[name].append(run)
+                numbers = Result.of([run])
+                say(f"{name}: {numbers.failure or f'{1e3 * (numbers.seconds or 0):.3g} ms'}")
     return {name: Result.of(runs) for name, runs in found.items()}
 
 

@@ -38,14 +38,18 @@ from escnn_attention.models import (
     FieldUNet,
     GroupCNN,
     GSANet,
+    HybridNet,
     PointTransformer,
     VisionTransformer,
 )
 from escnn_attention.plain.projections import FromPoses, ToPoses
 from examples.benchmarks.measure import Build, Place, Step, gradient_step, training_step
 
+_hybrid = partial(HybridNet, in_channels=1, num_classes=10, conv_kernel=5)
 NETWORKS = {
     "rotmnist-p4": (GSANet.rotmnist, "c4", 28),
+    "hybrid": (partial(_hybrid, widths=(8, 10, 16), convolutions=(1, 2, 0), attention=(0, 0, 2)), "c8", 28),
+    "convolutions": (partial(_hybrid, widths=(8, 10, 18), convolutions=(1, 2, 2), attention=(0, 0, 0)), "c8", 28),
     "d4-96": (GSANet.patch_camelyon, "d4", 96),
     "p4-cnn": (GroupCNN.rotmnist, "c4", 28),
     "all-cnn-c": (AllCNNC.cifar10, "c4", 32),
