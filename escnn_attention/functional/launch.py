@@ -5,13 +5,20 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from escnn_attention.geometry.cache import constant_result
+
+_T = TypeVar("_T")
+
+_MOST_KEPT = 1024
+"""How many results :func:`by_shapes` remembers of a function; the first ones give way."""
 
 
 def interpreted() -> bool:
@@ -46,6 +53,32 @@ def _has_compiler(chosen: str | None) -> bool:
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Where a launch goes to a device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def by_shapes(function: Callable[..., _T]) -> Callable[..., _T]:
+    """Remember what a function makes of its arguments, of which it reads the shapes and types of tensors alone.
+
+    Before every launch of a kernel the host waits for it.
+    """
+    found: dict[Any, _T] = {}
+
+    def look_up(*arguments: Any) -> _T:
+        key = _shapes(arguments)
+        result = found.get(key)
+        if result is None:
+            result = found[key] = function(*arguments)
+            if len(found) > _MOST_KEPT:
+                found.pop(next(iter(found)), None)
+        return result
+
+    return look_up
+
+
+def _shapes(arguments: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(
+        (a.shape, a.dtype, a.device) if isinstance(a, Tensor) else _shapes(a) if isinstance(a, (tuple, list)) else a
+        for a in arguments
+    )
 
 
 def power_of_two(n: int) -> int:

@@ -39,7 +39,7 @@ from escnn_attention.functional.grid.triton_launch import (
     rows_of_tables,
     steps,
 )
-from escnn_attention.functional.launch import interpreted, on_device, power_of_two, why_not_run
+from escnn_attention.functional.launch import by_shapes, interpreted, on_device, power_of_two, why_not_run
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.geometry.cache import constant_result
 
@@ -281,6 +281,7 @@ def _shape(call: Arguments) -> _Shape:
     return _Shape(power_of_two(math.prod(call.shape)) if interpreted() else positions, output, query)
 
 
+@by_shapes
 def _constants(call: Arguments, shape: _Shape) -> dict[str, float]:
     """The constants that a kernel is compiled for."""
     return {

@@ -17,6 +17,12 @@ from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
 
 
 @cache
+def taken(module: str, kernel: str) -> frozenset[str]:
+    """The names of the arguments of a kernel."""
+    return frozenset(getattr(kernels(module), kernel).arg_names)
+
+
+@cache
 def kernels(name: str) -> ModuleType:
     """The kernels of a module beside this one, which imports Triton."""
     return importlib.import_module(f"escnn_attention.functional.grid.{name}")

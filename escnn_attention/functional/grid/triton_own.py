@@ -23,8 +23,9 @@ from escnn_attention.functional.grid.triton_launch import (
     positions_side_by_side,
     rows_of_tables,
     steps,
+    taken,
 )
-from escnn_attention.functional.launch import interpreted, on_device, power_of_two
+from escnn_attention.functional.launch import by_shapes, interpreted, on_device, power_of_two
 
 _NUMBERS = 40
 """How many numbers of the vectors of its poses a thread has at most: its registers hold up to four such vectors."""
@@ -124,6 +125,7 @@ def _known(call: Arguments, rows: slice) -> Tensor | None:
     return _products(call, rows, 0 if call.pose is None else call.k.shape[3])
 
 
+@by_shapes
 def constants(name: str, call: Arguments, chosen: Program) -> dict[str, float]:
     """The constants that a kernel is compiled for."""
     key_poses = call.k.shape[3]
@@ -157,7 +159,8 @@ def _launch(name: str, call: Arguments, rows: slice, tensors: dict[str, Tensor |
     given = {n: call.q if t is None else t for n, t in tensors.items()}
     window = steps(tuple(call.shape), call.kernel_size, call.window, call.dilation, device)
     given |= {"steps": window, "seed": call.q if call.seed is None else call.seed}
-    arguments = {n: value for n, value in (given | sizes).items() if n in kernel.arg_names}
+    names = taken("triton_kernels_own", name)
+    arguments = {n: value for n, value in (given | sizes).items() if n in names}
     with on_device(device):
         kernel[-(-positions // chosen.positions), poses // chosen.poses](
             **arguments,

@@ -26,8 +26,9 @@ from escnn_attention.functional.grid.triton_launch import (
     grid_constants,
     kernels,
     rows_of_tables,
+    taken,
 )
-from escnn_attention.functional.launch import interpreted, on_device, power_of_two
+from escnn_attention.functional.launch import by_shapes, interpreted, on_device, power_of_two
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
 
@@ -244,12 +245,14 @@ class Launched(NamedTuple):
         tables: tensors that it reads beside those of the call.
         warps: how many warps a program has.
         constants: the constants that it is compiled for.
+        taken: the names of its arguments.
     """
 
     programs: int
-    tables: dict[str, Tensor | None]
+    tables: dict[str, Tensor]
     warps: int
     constants: dict[str, Any]
+    taken: frozenset[str] = frozenset()
 
 
 def _launch(
@@ -257,11 +260,14 @@ def _launch(
 ) -> None:
     """Run a kernel on some images, with vectors and what else there is."""
     kernel, chosen = getattr(kernels("triton_kernels_tiles"), name), launched(name, call)
-    axes = enumerate(("head", "image", "place"))
-    strides = {f"{n}_{axis}": t.stride(i) // t.shape[-1] for i, axis in axes for n, t in vectors.items()}
-    given = {**vectors, **strides, **others, **chosen.tables, "first": rows.start, "batch": call.q.shape[1]}
+    given = {**others, **chosen.tables, "seed": call.seed, "first": rows.start, "batch": call.q.shape[1]}
+    for n, t in vectors.items():
+        if n in chosen.taken:
+            channels, (head, image, place, _, _) = t.shape[-1], t.stride()
+            given[n] = t
+            given |= {f"{n}_head": head // channels, f"{n}_image": image // channels, f"{n}_place": place // channels}
     # What there is none of is not read.
-    arguments = {n: call.q if value is None else value for n, value in given.items() if n in kernel.arg_names}
+    arguments = {n: call.q if value is None else value for n, value in given.items() if n in chosen.taken}
     with on_device(call.q.device):
         kernel[((rows.stop - rows.start) * chosen.programs,)](
             **arguments, **chosen.constants, num_warps=chosen.warps, num_stages=1
@@ -270,10 +276,19 @@ def _launch(
 
 def launched(name: str, call: Arguments) -> Launched:
     """How a kernel is launched for a call."""
-    taken = getattr(kernels("triton_kernels_tiles"), name).arg_names
+    precision = "ieee"
+    if call.q.dtype == torch.float32 and not interpreted():
+        precision = "exact" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return _launched(name, call, ROWS, precision, interpreted())
+
+
+@by_shapes
+def _launched(name: str, call: Arguments, rows: int, precision: str, by_numpy: bool) -> Launched:
+    names = taken("triton_kernels_tiles", name)
     of_products = name in ("mark", "know", "of_queries", "of_tables")
-    programs, tables, warps, found = (_of_products if of_products else _of_pass)(name, call)
-    return Launched(programs, tables, warps, {n: v for n, v in (_constants(call) | found).items() if n in taken})
+    programs, tables, warps, found, _ = _of_products(name, call) if of_products else _of_pass(name, call)
+    found |= _constants(call, by_numpy) | {"IN": precision}
+    return Launched(programs, tables, warps, {n: v for n, v in found.items() if n in names}, names)
 
 
 def _of_products(name: str, call: Arguments) -> Launched:
@@ -295,7 +310,7 @@ def _of_pass(name: str, call: Arguments) -> Launched:
     """A pass: rows of a tile are the poses of a block, and columns those of some positions that it reaches."""
     sizes = (tuple(call.shape), call.kernel_size, call.window, call.dilation)
     chosen, reached = _tiles_of(sizes, call.q, call.k, name == "backward_keys")
-    tables = {"places": reached.places, "lut": reached.lut, "seed": call.seed}
+    tables = {"places": reached.places, "lut": reached.lut}
     outputs = max(n for n in range(1, _OUTPUTS + 1) if call.num_poses % n == 0) if call.sum_query_poses else 1
     found: dict[str, Any] = {
         **grid_constants(call),
@@ -320,12 +335,10 @@ def _tiles_of(
     return chosen, reach(*sizes, chosen.block, chosen.others, of_keys, q.device)
 
 
-def _constants(call: Arguments) -> dict[str, Any]:
-    """The constants of all kernels."""
-    (query_poses, channels), key_poses, precision = call.q.shape[3:], call.k.shape[3], "ieee"
+def _constants(call: Arguments, by_numpy: bool) -> dict[str, Any]:
+    """The constants of all kernels, which NumPy may interpret."""
+    (query_poses, channels), key_poses = call.q.shape[3:], call.k.shape[3]
     table, count = rows_of_tables(call), pairs(call)
-    if call.q.dtype == torch.float32 and not interpreted():
-        precision = "exact" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     kinds = {name: kernels("triton_kernels_tiles").tl.dtype(name) for name in ("fp64", "fp32", "bf16", "fp16")}
     sums = kinds[f"fp{8 * _exact(call.q.dtype).itemsize}"]
     own = {torch.bfloat16: kinds["bf16"], torch.float16: kinds["fp16"]}.get(call.q.dtype, sums)
@@ -334,6 +347,6 @@ def _constants(call: Arguments) -> dict[str, Any]:
         **{"H": call.num_poses, "T": count, "K": table, "C": channels, "CP": max(16, power_of_two(channels))},
         # Poses of a query lie side by side where all of them see a table, and else its rows.
         **({"TS": 1, "KS": count} if call.sum_query_poses else {"TS": table, "KS": 1}),
-        **{"SUM": call.sum_query_poses, "SCALE": call.scale, "IN": precision, "F": sums},
-        "E": sums if interpreted() else own,  # NumPy has no bfloat16
+        **{"SUM": call.sum_query_poses, "SCALE": call.scale, "F": sums},
+        "E": sums if by_numpy else own,  # NumPy has no bfloat16
     }
