@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -83,25 +84,35 @@ def test_code_runs_and_prints_what_is_shown(name, tmp_path, monkeypatch):
         assert same_output(shown, printed), f"{name}:{line} prints\n{printed}\nand shows\n{shown}"
 
 
+def run_script(code: str, strategy: str, output: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "train"}
+    with output.open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+        exec(code, namespace)
+        namespace["main"](strategy)
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_the_script_in_two_processes_ends_at_the_weights_of_one(strategy, tmp_path, monkeypatch, capsys):
+def test_the_script_in_two_processes_ends_at_the_weights_of_one(strategy, tmp_path, fork):
     (code,) = [code for code, *_ in programs(ROOT / "docs" / "scaling.md") if SCRIPT.match(code)]
-    (tmp_path / SCRIPT.match(code)[1]).write_text(code, encoding="utf-8")
     (words,) = [words for words in shell_commands("docs/scaling.md") if words[-1] == strategy]
-    alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": 0}
-    with monkeypatch.context() as patched:
-        for name, value in alone.items():
-            patched.setenv(name, str(value))
-        namespace: dict[str, Any] = {"__name__": "train"}
-        exec(code, namespace)
-        namespace["main"]("ddp")
-    expected = capsys.readouterr().out
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
-    assert done.returncode == 0, done.stderr
-    norms = [float(text.rpartition(":")[2]) for text in (expected, done.stdout)]
+    assert words[0] == "torchrun"
+    assert words[-2] == SCRIPT.match(code)[1]
+    norms = []
+    for size, how in ((1, "ddp"), (2, strategy)):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        outputs = [tmp_path / f"{size}-{rank}" for rank in range(size)]
+        ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+        processes = [
+            fork(run_script, code, how, output, **shared, **rank) for output, rank in zip(outputs, ranks, strict=True)
+        ]
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == size * [0]
+        norms.append(float("".join(path.read_text(encoding="utf-8") for path in outputs).rpartition(":")[2]))
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
