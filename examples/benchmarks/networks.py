@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from matplotlib.figure import Figure
@@ -55,6 +56,7 @@ OF_FIELDS = {"convolutions": "c8", "unet": "c8", "transformer": "c8", "patches":
 """The networks from fields to fields, and their spaces."""
 
 _MORE = 1.25  # a step with attention at the coarsest level, in steps of convolutions alone
+_SIZES = ((32, 4), (32, 16), (48, 16), (64, 16))  # sides of images and batches
 
 
 def fields(run: Run) -> Report:
@@ -77,10 +79,25 @@ def fields(run: Run) -> Report:
         rows.append([f"{kind}, {space}", *(f"{number:,}" for number in numbers), *cells])
     columns = ["network", "parameters", "without a group", "× forward", "× step", "× memory of a step"]
     report.table(f"Against networks without a group, {side}×{side}, batch {batch}", columns, rows)
-    steps = ("unet, False, True", "convolutions, False, True")
-    report.check("U-Net: a step with attention / without", report.ratio(*steps)["seconds"], "≤", _MORE)
+    _compare_attention(report, _SIZES[: 2 if run.quick else None])
     report.tabulate_checks()
     return report
+
+
+def _compare_attention(report: Report, sizes: Sequence[tuple[int, int]]) -> None:
+    """Steps of a U-Net with attention at the coarsest level, in steps of convolutions alone."""
+    rows, kinds = [], ("unet", "convolutions")
+    for side, batch in sizes:
+        steps = [f"{kind}, {side}×{side}, batch {batch}" for kind in kinds]
+        subjects = [partial(field_network, kind, OF_FIELDS[kind], side, batch) for kind in kinds]
+        report.measure(dict(zip(steps, subjects, strict=True)))
+        ratio, cell = report.ratio(*steps), ""
+        if batch >= 16:  # In small batches the fixed costs of a step weigh more.
+            cell = report.check(f"U-Net, {side}×{side}: a step with attention / without", ratio["seconds"], "≤", _MORE)
+        rows.append([f"{side}×{side}", str(batch), times(ratio["seconds"]), times(ratio["peak_bytes"]), cell])
+    report.table(
+        "U-Net: attention at the coarsest level / none", ["image", "batch", "× step", "× memory", "check"], rows
+    )
 
 
 def attentive(run: Run) -> Report:
