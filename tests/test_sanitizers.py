@@ -30,7 +30,7 @@ def check(program, every=1):
         assert "heap-buffer-overflow" in spoiled.stderr
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="loops that are compiled anew")
 @pytest.mark.parametrize("loop", sanitize.LOOPS)
 def test_nothing_is_found_but_a_buffer_that_is_too_small(compiler, tmp_path, loop):
     check(built(compiler, "address", loop, tmp_path), every=7)

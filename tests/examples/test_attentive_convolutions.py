@@ -163,7 +163,7 @@ def _run(command, folder, out, monkeypatch, tiny, *more, name=None):
     return rows
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 def test_table_1_runs(tmp_path, monkeypatch):
     np.savez(tmp_path / "rotmnist.npz", **samples.rotmnist(train=8, valid=4, test=4))
     monkeypatch.setattr(tables, "_TABLE_1", [row for row in tables._TABLE_1 if row[1] in ("p4", "p4_alpha_f")])
@@ -174,7 +174,7 @@ def test_table_1_runs(tmp_path, monkeypatch):
     assert rows[1]["published"] == 98.205
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 def test_table_3_runs(tmp_path, monkeypatch):
     """On files that are like those of PatchCamelyon."""
     draw = np.random.default_rng(0)
@@ -204,7 +204,7 @@ def test_the_small_table_2_has_all_kinds_of_networks():
         assert not config["model"]["milestones"]
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 def test_table_3_without_patch_camelyon(tmp_path, monkeypatch):
     """On images like those of CIFAR-10, of which two classes count; nothing of the paper stands beside them."""
     labels = torch.arange(80) % 10

@@ -16,7 +16,7 @@ from examples import continuous_groups as example
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 def test_pictures(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(example, "PLANE", (4,))
     monkeypatch.setattr(example, "VOLUME", (4,))

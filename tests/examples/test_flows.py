@@ -80,6 +80,7 @@ def test_equal_parameters_and_an_exact_symmetry(name):
         assert found["rolled_4"] < 1e-12 < found["rolled_1"]
 
 
+@pytest.mark.sampled(4, of="commands of the examples")
 @pytest.mark.parametrize("name", ["d4_attention", "unet"])
 def test_train_measure_and_draw(name, tmp_path, capsys):
     file, folder = tmp_path / "flows.npz", tmp_path / f"{name}-0"

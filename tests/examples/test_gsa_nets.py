@@ -92,7 +92,7 @@ def test_twins_have_about_as_many_parameters(data, small):
             assert 0.85 * budget < parameters(run) <= budget, run.label
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
     np.savez(tmp_path / "rotmnist.npz", **samples.rotmnist(train=32, valid=8, test=8))
     tiny = {"trainer.enable_progress_bar": False, "trainer.enable_model_summary": False, "model.warm_up": 0}
@@ -110,7 +110,7 @@ def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
     assert (tmp_path / "out" / "figure3-small.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 def test_table_2_without_patch_camelyon(tmp_path, monkeypatch):
     """On images like those of CIFAR-10, of which two classes count; nothing of the paper stands beside them."""
     source = ImagesInMemory(torch.randint(0, 256, (160, 3, 32, 32), dtype=torch.uint8), torch.arange(160) % 10)

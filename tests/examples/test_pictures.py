@@ -25,7 +25,7 @@ def loaded():
 EXAMPLE = loaded()
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 @pytest.mark.parametrize("kind", EXAMPLE.PICTURES)
 def test_pictures_are_drawn(tmp_path, monkeypatch, kind):
     arguments = ["--out", str(tmp_path / "new"), "--dpi", "30", "--quick", "--only", kind]

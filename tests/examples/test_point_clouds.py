@@ -163,7 +163,7 @@ def test_a_table_of_several_seeds(tmp_path, monkeypatch):
     assert "batches of 32; means ± standard errors of 3 seeds, 1, 2, 3; some, 1 of 2 cores;" in page
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 @pytest.mark.usefixtures("as_wide")
 def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
     few = {f"{DATA}.num_train": 10, f"{DATA}.num_valid": 2, f"{DATA}.num_test": 2}
@@ -202,7 +202,7 @@ def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
     assert CliRunner().invoke(cli.app, options, catch_exceptions=False).exit_code == 0
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 def test_tensors_of_so_many_molecules(molecules, tmp_path, monkeypatch):
     """Those of the test at most, and no more than float64 is done with soon; on the device of the training."""
     asked = []
@@ -231,7 +231,7 @@ def test_what_lightning_trains_on():
     assert (measure.device_of("auto").type != "cpu") == (torch.cuda.is_available() or torch.mps.is_available())
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 @pytest.mark.usefixtures("as_wide")
 def test_a_measurement_that_fails_loses_no_training(molecules, tmp_path, monkeypatch):
     """And the folder of the data, which is the only one with tensors, reaches the measurements."""
@@ -295,7 +295,7 @@ def models(data_dir, monkeypatch):
     return data_dir
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 @pytest.mark.usefixtures("first_only")
 def test_shapes_of_modelnet40(models, tmp_path):
     options = ["--small", "--epochs", "1", "--data-dir", str(models), "--out", str(tmp_path / "out")]

@@ -60,7 +60,7 @@ def test_the_network_without_a_group_is_as_large_and_not_equivariant():
     assert policy.error(other, math.pi / 2) > 1e-3
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 def test_the_command(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setattr(policy, "by_angle", lambda network: [0.0, 1.0])
     policy.main(out=tmp_path, seeds=1, steps=2, width=2)

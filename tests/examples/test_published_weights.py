@@ -85,7 +85,7 @@ def test_mistakes_are_messages(example, files):
         assert message in " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split()), result.output
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 @pytest.mark.parametrize("name", ["p4cnn", "alpha_f_p4cnn"])
 @pytest.mark.skipif(
     not ((DATA / "authors").is_dir() and (DATA / "rotmnist.npz").exists()),

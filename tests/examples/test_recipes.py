@@ -61,7 +61,7 @@ def test_trainings_of_rotated_mnist():
         assert config["data"]["init_args"]["rotate_train"] == 360 / order
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 def test_rotmnist_writes_its_table(tmp_path, monkeypatch):
     np.savez(tmp_path / "rotmnist.npz", **samples.rotmnist(train=64, valid=8, test=8))
     narrow = {f"{NETWORK}.widths": [2, 2, 2], "trainer.enable_progress_bar": False}
@@ -91,23 +91,24 @@ def test_the_figure_shows_means_and_errors(tmp_path, monkeypatch):
     assert len(right.texts) == len(figures.PUBLISHED)
 
 
-def test_every_variant_is_another_training():
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", ablations.VARIANTS)
+def test_every_variant_is_another_training(name):
     data = load_images("digits", None, 8, 8)
     settings = Settings(group="c4", parameters=900, epochs=5)
-    for name, variants in ablations.VARIANTS.items():
-        seen = set()
-        for changes in variants.values():
-            config = ablations.configuration(name, changes, data, settings)
-            model, augmented = config["model"], config["data"]["init_args"].get("rotate_train")
-            options = model["optimizer"]["init_args"]
-            module = Classifier(**model | {"network": build_described(model["network"]), "optimizer": adam})
-            torch.optim.AdamW(module.parameters(), **options)
-            told = (model["schedule"], model["warm_up"], model["label_smoothing"], options, augmented)
-            seen.add(f"{module.network} {module.ema} {module.decay} {told}")
-        assert len(seen) == len(variants), name
+    variants, seen = ablations.VARIANTS[name], set()
+    for changes in variants.values():
+        config = ablations.configuration(name, changes, data, settings)
+        model, augmented = config["model"], config["data"]["init_args"].get("rotate_train")
+        options = model["optimizer"]["init_args"]
+        module = Classifier(**model | {"network": build_described(model["network"]), "optimizer": adam})
+        torch.optim.AdamW(module.parameters(), **options)
+        told = (model["schedule"], model["warm_up"], model["label_smoothing"], options, augmented)
+        seen.add(f"{module.network} {module.ema} {module.decay} {told}")
+    assert len(seen) == len(variants)
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 def test_means_and_errors_of_a_table(tmp_path, monkeypatch):
     variants = {"the recipe": {}, "wider": {f"{NETWORK}.widths": [3, 3]}}
     monkeypatch.setattr(ablations, "VARIANTS", {"steerable": variants})
@@ -144,7 +145,7 @@ def test_heads_look_at_as_many_keys_as_they_do():
     torch.testing.assert_close(heads.numbers_of_keys(single), torch.full((1,), 2.0))
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 def test_heads_of_every_attention_of_a_network(tmp_path):
     text = _call("heads", "hybrid-digits", "gsa-net-digits", "--images", "4", "--out", tmp_path / "out")
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith(("| hybrid", "| gsa"))]

@@ -44,7 +44,7 @@ def test_the_error_of_a_layer_falls_with_its_samples(fields):
     assert few / 5 < mirrored < 5 * few
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
+@pytest.mark.sampled(4, of="commands of the examples")
 def test_the_picture(tmp_path: Path, capsys):
     sphere.main(out=tmp_path, sizes="4,6", samples="4", num_rotations=2, layer_samples="4")
     assert (tmp_path / "sphere.png").stat().st_size > 10_000

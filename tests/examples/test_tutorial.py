@@ -51,6 +51,7 @@ def test_it_shows_nothing_of_the_machine_that_ran_it():
     assert not [output for output in outputs if output.get("name") == "stderr"]  # where warnings name files
 
 
+@pytest.mark.sampled(4, of="commands of the examples")
 @pytest.mark.parametrize("run", [here, pytest.param(in_jupyter, marks=pytest.mark.exhaustive)])
 def test_it_runs_and_shows_what_it_shows(run, monkeypatch, quick_path):
     monkeypatch.setenv("PYTHONPATH", quick_path)

@@ -169,6 +169,7 @@ def location(kernel, seen, pose):
     return torch.einsum("mi,mi->m", kernel.read_location, hidden)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("normalization", ["softmax", "count"])
 @pytest.mark.parametrize("envelope", [True, cosine, Learned()], ids=["polynomial", "cosine", "learned"])

@@ -346,7 +346,7 @@ def pairs(tests):
     _same(*(tests.outcomes(f, tensors) for f in (tests.natively, tests.written_out)))
 
 
-@pytest.mark.sampled(1)  # the compiler takes ten seconds for each
+@pytest.mark.sampled(1, of="loops that are compiled anew")  # each takes ten seconds
 @pytest.mark.parametrize("instructions", ["-mno-avx512f", "-mno-avx"])
 @pytest.mark.parametrize(
     ("module", "check"),
