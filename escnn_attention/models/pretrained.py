@@ -261,16 +261,6 @@ def described_network(configuration: Mapping[str, Any]) -> dict[str, Any]:
     return {"class_path": configuration["class_path"], "init_args": arguments}
 
 
-def from_folder(source: Path | str, **options: Any) -> Any:
-    """The network of a folder or a repository, of whichever class its configuration names.
-
-    Args:
-        source: as :func:`check_source` gives it.
-        **options: of :meth:`PretrainedMixin.from_pretrained`.
-    """
-    return PretrainedMixin.from_pretrained(source, **options)
-
-
 def _bound(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a constructor by name, with defaults; none if the constructor will refuse them."""
     try:

@@ -22,9 +22,9 @@ from escnn_attention.models.gsa_net import GSANet
 from escnn_attention.models.point_transformer import PointTransformer
 from escnn_attention.models.pretrained import (
     CONFIGURATION,
+    PretrainedMixin,
     check_source,
     described_network,
-    from_folder,
     read_configuration,
 )
 from escnn_attention.models.vision_transformer import VisionTransformer
@@ -189,7 +189,8 @@ def from_pretrained(name_or_folder: str | Path, **options: Any) -> torch.nn.Modu
         >>> type(models.from_pretrained(folder)).__name__
         'GroupCNN'
     """
-    return from_folder(_source(name_or_folder), **options)
+    network: Any = PretrainedMixin.from_pretrained(_source(name_or_folder), **options)
+    return network
 
 
 def description_of(name: str) -> dict[str, Any]:

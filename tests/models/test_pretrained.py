@@ -457,7 +457,7 @@ def test_without_huggingface_hub_networks_work_and_say_what_is_missing(monkeypat
     network = Network(2, 3)
     assert network(torch.zeros(1, 2)).shape == (1, 3)
     calls = [lambda: network.save_pretrained("x"), lambda: network.push_to_hub("a/b")]
-    for call in (*calls, lambda: Network.from_pretrained("x"), lambda: without.from_folder(Path("x"))):
+    for call in (*calls, lambda: Network.from_pretrained("x")):
         with pytest.raises(ImportError, match="pip install huggingface_hub safetensors"):
             call()
     assert not issubclass(Network, PyTorchModelHubMixin)
