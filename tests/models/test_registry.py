@@ -187,7 +187,7 @@ def test_trained_networks_are_as_good_as_their_cards_say(name):
     of_file = data == "RotMNIST"
     if of_file and not (Path(os.environ.get("ESCNN_ATTENTION_DATA", "")) / "rotmnist.npz").is_file():
         pytest.skip(f"the data of {name} are not here")
-    limit = ["--data.init_args.limit_test", "2000", "--data.init_args.download", "false"] if of_file else []
+    limit = ["--data.init_args.limit_test", "1000", "--data.init_args.download", "false"] if of_file else []
     options = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", *limit]
     found = experiment.run_pretrained(["--pretrained", name, *options])
     if recipe.get("task") == "point-forecast":

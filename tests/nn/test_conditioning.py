@@ -77,6 +77,7 @@ def make_norm(scope):
 MAKE = {"norm": make_norm("position"), "sample": make_norm("sample"), "gate": lambda fields: ConditionedGate(fields, N)}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize("name", SPACES)
 def test_equivariant_for_any_weights(name, kind):

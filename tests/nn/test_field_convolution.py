@@ -74,6 +74,7 @@ def test_equivariant(name, filters, options):
         assert grid_error(layer, x) > 1e-3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LARGE)
 @pytest.mark.parametrize("filters", [1, None])
 def test_equivariant_of_irreps(name, filters):
