@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -139,6 +140,48 @@ def grouped_linear(
     if not torch.is_grad_enabled():
         return _linear(x, weight if columns is None else gather_columns(weight, columns), bias, side_by_side)
     return _GroupedLinear.apply(x, weight, bias, side_by_side, *(columns or (None, None, 0)))
+
+
+def grouped_linears(
+    parts: int,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    columns: Columns | None = None,
+    side_by_side: bool | None = None,
+) -> Sequence[Tensor]:
+    """:func:`grouped_linear` in so many parts, each of as many groups ``(G', ..., *o)``.
+
+    On the CPU parts of many numbers are a product each, so that their gradients need not be copied into one tensor.
+    """
+    rows = math.prod(x.shape[:-1])  # in programs it may be any number
+    outputs = math.prod(weight.shape[:-1]) if columns is None else weight.shape[0] * len(columns.seen)
+    if parts == 1 or x.device.type != "cpu" or not isinstance(rows, int) or rows * outputs <= _FEW:
+        return apart(grouped_linear(x, weight, bias, columns, side_by_side), parts, side_by_side)
+    groups = (len(weight) if columns is None else columns.groups) // parts
+    columns = None if columns is None else columns._replace(groups=groups)
+    biases = () if bias is None else bias.split(groups)
+    return [
+        grouped_linear(x, of_part, biases[i] if i < len(biases) else None, columns, side_by_side)
+        for i, of_part in enumerate(weight.chunk(parts))
+    ]
+
+
+def apart(made: Tensor, parts: int, side_by_side: bool | None = None) -> Sequence[Tensor]:
+    """Parts ``(G', B, *space, p, c)`` of a tensor ``(G, B, *space, p, c)``.
+
+    Their gradients are put together in one piece, in the order of the axes here: on the CPU by group, else as
+    :func:`grouped_linear` has made them, with positions side by side or by position.
+    """
+    if parts == 1:
+        return [made]
+    made = made.unflatten(0, (parts, -1))
+    if made.device.type == "cpu":
+        return made.unbind()
+    if side_by_side:
+        made = made.movedim(2, 0).movedim((-2, -1), (3, 4))
+        return [t.movedim((2, 3), (-2, -1)).transpose(0, 1) for t in made.unbind(1)]
+    return [t.movedim(-3, 0) for t in made.movedim((0, 1), (-4, -3)).unbind(-4)]
 
 
 def grouped_linear_transpose(

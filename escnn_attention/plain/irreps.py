@@ -34,10 +34,13 @@ from escnn_attention.functional.matmul import of_one_precision
 from escnn_attention.plain.buffers import Derived, ExactBuffers
 
 _PER_NUMBER = 24
+_PER_NUMBER_ACROSS = 240
 _PER_PRODUCT = 2**20
-"""What a number moved between layouts, and a call of a product, cost in multiplications of a large product.
+"""What a number moved between layouts, one of poses whose positions lie side by side, and a call of a product cost, in
+multiplications of a large product.
 
-Measured on one core of a processor with AVX-512 in float32, forward and backward: the layouts and 10 µs a call."""
+Measured on one core of a processor with AVX-512 in float32, forward and backward: the layouts and 10 µs a call. Weights
+of all poses give positions side by side without moving them."""
 
 
 class IrrepCopies(Protocol):
@@ -151,14 +154,17 @@ class Irreps(ExactBuffers):
         calls = 8 + (order if self.groups > 1 else sum(self.components)) + len(self.components) * len(self._shapes)
         self._saved, self._overhead = dense - moved - products, weights + _PER_PRODUCT * calls
 
-    def pays(self, x: Tensor, weight: Tensor, number: int) -> bool:
+    def pays(self, x: Tensor, weight: Tensor, number: int, across: bool | None) -> bool:
         """Whether to compute in irreps at so many positions: where products, moving numbers and calls cost less.
+
+        ``across``: whether the positions of the poses lie side by side.
 
         The costs were measured on CPUs. A program holds no decision that depends on a size.
         """
         if x.device.type != "cpu" or torch.compiler.is_compiling() or needs_operators(x, weight):
             return False
-        return number * self._saved > self._overhead
+        moved = (_PER_NUMBER_ACROSS - _PER_NUMBER) * self.fields * len(self.poses) if across else 0
+        return number * (self._saved - moved) > self._overhead
 
     def to_poses(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Regular fields ``(groups, ..., H, F // groups)`` of features ``(..., size)``.

@@ -28,9 +28,11 @@ from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import (
     Columns,
+    apart,
     gather_columns,
     grouped_linear,
     grouped_linear_transpose,
+    grouped_linears,
     in_groups,
 )
 from escnn_attention.groups.random_transformation import RandomTransformation
@@ -267,19 +269,23 @@ class ToPoses(Versioned):
         self.weight = Parameter(torch.randn(fields, fan_in) / math.sqrt(fan_in))
         self.bias = _biases(bias, last_bias)
 
-    def forward(self, x: Tensor, side_by_side: bool | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        return self.in_parts(x, 1)[0]
+
+    def in_parts(self, x: Tensor, parts: int, side_by_side: bool | None = None) -> Sequence[Tensor]:
+        """The output in so many parts, each of as many groups."""
         fields = len(self.weight) // self.groups
         bias = _by_group(self.bias, fields, self.last_bias)  # every pose has that of its field
         if self.frames is None:
             of_poses = x.unflatten(-1, (-1, self.order)).transpose(-1, -2)
             weight = self.weight.unflatten(0, (self.groups, fields))
-            return grouped_linear(of_poses, weight, None if bias is None else bias.squeeze(1))
-        if self.irreps is not None and self.irreps.pays(x, self.weight, math.prod(x.shape[:-1])):
-            return self.irreps.to_poses(x, self.weight, bias)
+            return apart(grouped_linear(of_poses, weight, None if bias is None else bias.squeeze(1)), parts)
+        if self.irreps is not None and self.irreps.pays(x, self.weight, math.prod(x.shape[:-1]), side_by_side):
+            return apart(self.irreps.to_poses(x, self.weight, bias), parts, side_by_side)
         weight, columns = self.frames.map(self.weight, self.groups)
         if self.groups > 1:
-            return grouped_linear(x, weight, bias, columns, side_by_side)
-        return grouped_linear(x, weight, None if bias is None else bias.transpose(1, 2), columns).transpose(-1, -2)
+            return grouped_linears(parts, x, weight, bias, columns, side_by_side)
+        return [grouped_linear(x, weight, None if bias is None else bias.transpose(1, 2), columns).transpose(-1, -2)]
 
 
 class FromPoses(ExactBuffers):
@@ -324,7 +330,8 @@ class FromPoses(ExactBuffers):
             self.bias = Parameter(torch.zeros(invariants.shape[1]))
 
     def forward(self, y: Tensor) -> Tensor:
-        if self.irreps is not None and self.irreps.pays(y, self.weight, math.prod(y.shape[1:-2])):
+        across = self.groups > 1 and y.stride(-1) != 1
+        if self.irreps is not None and self.irreps.pays(y, self.weight, math.prod(y.shape[1:-2]), across):
             return self.irreps.from_poses(y, self.weight, self.bias)
         bias = None if self.bias is None else self.invariants @ self.bias
         if self.frames is None:
@@ -355,25 +362,14 @@ class Scalars(Versioned):
         self.weight = Parameter(torch.randn(fields, size) / math.sqrt(size))
         self.bias = _biases(bias, last_bias)
 
-    def forward(self, x: Tensor, side_by_side: bool | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        return self.in_parts(x, 1)[0]
+
+    def in_parts(self, x: Tensor, parts: int, side_by_side: bool | None = None) -> Sequence[Tensor]:
+        """The output in so many parts, each of as many groups."""
         fields = len(self.weight) // self.groups
         weight = self.weight.view(self.groups, 1, fields, -1)
-        bias = _by_group(self.bias, fields, self.last_bias)
-        return grouped_linear(x, weight, bias, None, side_by_side)
-
-
-def _apart(made: Tensor, side_by_side: bool) -> list[Tensor]:
-    """Queries, keys and values out of one tensor ``(kinds, M, B, N, P, C)``.
-
-    Their gradients are put together in one piece, in the order of the axes here, as
-    :func:`~escnn_attention.functional.matmul.grouped_linear` has made them: with positions side by side, on the CPU
-    by group, else by position.
-    """
-    if side_by_side:
-        return [t.permute(1, 0, 4, 2, 3) for t in made.permute(2, 0, 1, 4, 5, 3).unbind(1)]
-    if made.device.type == "cpu":
-        return list(made.unbind())
-    return [t.movedim(2, 0) for t in made.movedim((0, 1), (2, 3)).unbind(2)]
+        return grouped_linears(parts, x, weight, _by_group(self.bias, fields, self.last_bias), None, side_by_side)
 
 
 @dataclass(frozen=True, eq=False)
@@ -528,13 +524,14 @@ class HeadModule(ScoredHeads):
 
         Keys and values have registers, if there are any, behind their poses. Positions may lie side by side in memory.
         """
-        made = self.project_in(x, side_by_side)  # heads of each, B, *space, P, C
-        shape = (len(self.needs.fields), self.num_heads, x.shape[0], math.prod(x.shape[1:-1]), *made.shape[-2:])
-        fields = dict(zip(self.needs.fields, _apart(made.reshape(shape), side_by_side), strict=True))
+        made = self.project_in.in_parts(x.flatten(1, -2), len(self.needs.fields), side_by_side)  # M, B, N, P, C of each
+        fields = dict(zip(self.needs.fields, made, strict=True))
         values = fields["values"]
         # Queries that nobody reads only say how many there are.
         queries = fields["queries"] if self.needs.queries else values.detach()
         keys = fields["keys"] if self.needs.keys else values.new_ones(1).expand_as(values)
+        if self.qk_norm is None and self.registers is None:
+            return queries, keys, values
         return self.complete(queries, keys, values)
 
 

@@ -198,12 +198,13 @@ class SelfAttention(HeadModule):
     def call(self, x: Tensor, positions: Grid, element: LieElement | None = None) -> GridCall:
         """The attention to compute, of features ``(B, in, *space)`` at the given positions."""
         backend = self.backend if self.backend != "auto" or x.device.type != "cuda" else "triton"
-        side_by_side = backend == "triton" and self.has_table
-        if side_by_side:
+        # So PyTorch's convolutions have them, and the compiled loop reads them.
+        side_by_side = backend in ("triton", "auto", "native") and self.has_table
+        if side_by_side and backend == "triton":
             half = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
             dtype = torch.get_autocast_dtype(x.device.type) if half else x.dtype
             side_by_side = not tiled(positions.complete, self.channels, dtype)
-        q, k, v = self.to_heads(rows_of(x), side_by_side=side_by_side)
+        q, k, v = self.to_heads(x.unsqueeze(-1).flatten(2).transpose(1, 2), side_by_side=side_by_side)
         # One query without a pose contributes to every output pose, whichever of its poses would.
         query: QueryMode = "all" if self.lifts else self.query
         keys: KeyMode = "all" if self.lifts else self.keys

@@ -24,7 +24,8 @@ from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 _KINDS = ("attention", "projections", "norms", "activations", "optimizer")
 _MARKED = [(ON_GRIDS, "compute", "attention"), (LayerNorm, "forward", "norms")]
 _MARKED += [(torch.nn.SiLU, "forward", "activations")]
-_MARKED += [(layer, "forward", "projections") for layer in (ToPoses, FromPoses, Scalars, PoseLinear, torch.nn.Linear)]
+_MARKED += [(layer, "in_parts", "projections") for layer in (ToPoses, Scalars)]
+_MARKED += [(layer, "forward", "projections") for layer in (FromPoses, PoseLinear, torch.nn.Linear)]
 _MARK = "benchmark: "
 
 _Forward = dict[tuple[int | None, int], str | None]  # the kinds of forward operations, by thread and sequence number

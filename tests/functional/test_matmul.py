@@ -10,9 +10,11 @@ from escnn_attention.functional.matmul import (
     Columns,
     add_columns,
     add_to_each,
+    apart,
     gather_columns,
     grouped_linear,
     grouped_linear_transpose,
+    grouped_linears,
     in_groups,
     matmul,
 )
@@ -249,3 +251,37 @@ def test_inside_transforms(groups):
     torch.testing.assert_close(found[1], 2 * grouped_linear(x, weight, None, seen))
     _, tangent = torch.func.jvp(lambda weight: gather_columns(weight, seen), (weight,), (weight,))
     torch.testing.assert_close(tangent, gather_columns(weight, seen))
+
+
+def test_parts_have_gradients_in_every_order_of_memory():
+    """With a gradient in one piece that lies as the product has made what is taken apart."""
+    by_group = torch.randn(6, 4, 3, 2, 2, 5, dtype=torch.float64)
+    by_position = by_group.permute(1, 2, 3, 0, 4, 5).contiguous().permute(3, 0, 1, 2, 4, 5)
+    across = by_group.permute(1, 0, 4, 5, 2, 3).contiguous().permute(1, 0, 4, 5, 2, 3)
+    for lies in (by_group, across.to("meta"), by_position.to("meta")):  # as a GPU would have it
+        made = lies.requires_grad_()
+        parts = apart(made, 3, made.stride(2) == 2)
+        (grad,) = torch.autograd.grad(sum((i + 1) * part.square().sum() for i, part in enumerate(parts)), made)
+        assert grad.stride() == made.stride()
+        if made.device.type == "cpu":
+            assert all(torch.equal(part, whole) for part, whole in zip(parts, by_group.chunk(3), strict=True))
+            expected = 2 * torch.arange(1.0, 4.0).repeat_interleave(2).view(-1, 1, 1, 1, 1, 1) * by_group
+            torch.testing.assert_close(grad, expected.detach())
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+@pytest.mark.parametrize("biased", [0, 2, 4, 6])
+@pytest.mark.parametrize("few", [0, 2**16])
+def test_parts_are_those_of_one_map(gathers, biased, few, monkeypatch):
+    """One product or several; some of the first groups have a bias."""
+    monkeypatch.setattr("escnn_attention.functional.matmul._FEW", few)
+    weight, seen, x = drawn(6, 5), columns(6) if gathers else None, drawn(2, 5, 3, 2).movedim(1, -1)
+    weight = weight if gathers else drawn(6, 2, 1, 5)
+    bias = drawn(biased, 1, 1) if biased else None
+    leaves = [weight, x] + [bias] * (bias is not None)
+    whole = grouped_linear(x, weight, bias, seen, True)
+    parts = grouped_linears(3, x, weight, bias, seen, True)
+    assert all(part.stride(-3) == 1 for part in parts)
+    torch.testing.assert_close(torch.cat(list(parts)), whole)
+    gradients = torch.autograd.grad(torch.cat(list(parts)).square().sum(), leaves)
+    torch.testing.assert_close(gradients, torch.autograd.grad(whole.square().sum(), leaves))

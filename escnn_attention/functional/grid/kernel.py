@@ -112,7 +112,7 @@ class GridLoop:
             the leaves, None for those that there are not.
         empty: room for the output and those numbers.
         packaged: the output as an operator in a package, where there is one.
-        laid_out: queries, keys or values as the passes need them in memory.
+        laid_out: queries, keys or values as the passes need them in memory; None where they lie so.
         keeps_half: whether the passes take half precision; else they get single precision in its place.
     """
 
@@ -123,7 +123,7 @@ class GridLoop:
         backward_pass: Callable[[Arguments, Tensor, Tensor, Tensor], list[Tensor | None]],
         empty: Callable[[Arguments], tuple[Tensor, Tensor]],
         packaged: Callable[[Arguments], Tensor] | None = None,
-        laid_out: Callable[[Tensor], Tensor] = Tensor.contiguous,
+        laid_out: Callable[[Tensor], Tensor] | None = None,
         keeps_half: bool = False,
     ):
         def backward(
@@ -154,7 +154,9 @@ class GridLoop:
             cos, sin = bias.waves.phases(_points(call))
         dtype, exact = call.v.dtype, torch.promote_types(call.v.dtype, torch.float32)
         own = dtype if self.keeps_half else exact
-        q, k, v = map(self.laid_out, (call.q.to(own), call.k.to(own), call.v.to(own)))
+        q, k, v = call.q.to(own), call.k.to(own), call.v.to(own)
+        if self.laid_out is not None:
+            q, k, v = map(self.laid_out, (q, k, v))
         others = [None if t is None else t.to(exact) for t in (bias.spatial, bias.pose, cos, sin, readout)]
         spatial, pose, cos, sin, readout = others
         arguments = Arguments(

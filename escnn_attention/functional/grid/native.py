@@ -46,7 +46,11 @@ _QUERY_GROUP = 4  # How many query poses share the loads of a key.
 
 
 class LoopArguments(NamedTuple):
-    """Inputs of the loop; C++ and its header follow from this list."""
+    """Inputs of the loop; C++ and its header follow from this list.
+
+    Unless ``everything`` is true, vectors of queries, keys, values, outputs and their gradients lie in memory as
+    ``(images, heads, poses, channels, positions)``: see :func:`_by_channel`.
+    """
 
     q: Annotated[Tensor, Array("heads, images, positions, query_poses, channels", gradient="void")]
     k: Annotated[Tensor, Array("heads, images, key_positions, key_poses, channels", gradient="void")]
@@ -126,7 +130,8 @@ def attention(call: GridCall) -> Tensor:
     """Attention by the compiled loop over grids: see :func:`escnn_attention.functional.attention`."""
     chunk = chunk_size(NUMBERS_PER_CHUNK, call.q.element_size(), copies=num_threads())
     if not call.query_grid.complete or call.bias.spatial is not None:
-        return _loop(call, chunk)
+        q, k, v = map(_by_channel, (call.q, call.k, call.v))
+        return _loop(replace(call, q=q, k=k, v=v), chunk)
     if call.query == "all" and call.q.shape[3] == 1:
         # One query for all output poses: there is nothing to sum.
         call = replace(call, q=call.q.expand(-1, -1, -1, call.bias.num_poses, -1), query="own")
@@ -153,7 +158,8 @@ def why_not_built(dtype: torch.dtype) -> str | None:
 
 def _prepared(call: Arguments) -> LoopArguments:
     """The arguments as the loop reads them."""
-    q, everything = call.q, not call.kernel_size and call.spatial is None and not is_causal(call.window)
+    everything = not call.kernel_size and call.spatial is None and not is_causal(call.window)
+    q, k, v = map(Tensor.contiguous if everything else _by_channel, call[:3])
     heads, images, positions, _, channels = q.shape
     parts = torch.sym_min(images, max(1, _PARTS // heads) if everything else _PARTS)
     cell = (1, 1)
@@ -166,9 +172,7 @@ def _prepared(call: Arguments) -> LoopArguments:
     else:
         space = _space(tuple(call.shape), call.kernel_size, call.window, call.dilation)
     return LoopArguments(
-        q.contiguous(),
-        call.k.contiguous(),
-        call.v.contiguous(),
+        *(q, k, v),
         None if call.spatial is None else call.spatial.contiguous(),
         None if call.pose is None else call.pose.contiguous(),
         # Cosines and sines of the phases side by side, and what every query sees of these waves.
@@ -193,10 +197,26 @@ def _prepared(call: Arguments) -> LoopArguments:
     )
 
 
+def _by_channel(vectors: Tensor) -> Tensor:
+    """Vectors ``(M, B, N, P, C)`` that lie in memory as ``(B, M, P, C, N)``.
+
+    So linear maps of images of channels give and take them without a copy, and the loop reads rows of positions.
+    """
+    return vectors.permute(1, 0, 3, 4, 2).contiguous().permute(1, 0, 4, 2, 3)
+
+
 def _packaged(call: Arguments) -> Tensor:
     """The output of the kernel in a package."""
-    shape = (*call.q.shape[:3], call.num_poses, call.q.shape[4])
-    return _packaged_loop(call.q.dtype, KERNEL.structure.members(_prepared(call), LoopResults()), shape)
+    heads, images, positions, _, channels = call.q.shape
+    arguments = _prepared(call)
+    members = KERNEL.structure.members(arguments, LoopResults())
+    shape = (heads, images, positions, call.num_poses, channels)
+    if arguments.everything:
+        return _packaged_loop(call.q.dtype, members, shape)
+    in_memory = (None if t is None else t.permute(1, 0, 3, 4, 2) for t in members.arrays[:3])
+    members = members._replace(arrays=[*in_memory, *members.arrays[3:]])
+    out = _packaged_loop(call.q.dtype, members, shape)  # whose numbers lie in another order
+    return out.view(images, heads, call.num_poses, channels, positions).permute(1, 0, 4, 2, 3)
 
 
 class _Space(NamedTuple):
@@ -228,7 +248,9 @@ def _empty(call: Arguments) -> tuple[Tensor, Tensor]:
     """Room for the output, and for what the backward pass makes probabilities from."""
     heads, batch, positions, poses, channels = call.q.shape
     sums = call.q.new_empty(heads, batch, 2, call.num_poses if call.sum_query_poses else 1, poses, positions)
-    return call.q.new_empty(heads, batch, positions, call.num_poses, channels), sums
+    if not call.kernel_size and call.spatial is None and not is_causal(call.window):
+        return call.q.new_empty(heads, batch, positions, call.num_poses, channels), sums
+    return call.q.new_empty(batch, heads, call.num_poses, channels, positions).permute(1, 0, 4, 2, 3), sums
 
 
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
@@ -239,14 +261,15 @@ def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
 
 def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
     arguments = _prepared(call)
-    grad_q, grad_k, grad_v = torch.empty_like(call.q), torch.zeros_like(call.k), torch.zeros_like(call.v)
+    grad_q, grad_k, grad_v = map(torch.empty_like, (arguments.q, arguments.k, arguments.v))
     tables = [
         None if t is None else torch.zeros_like(t, dtype=torch.float64, memory_format=torch.contiguous_format)
         for t in (arguments.spatial, arguments.pose, arguments.waves)
     ]
     grad_amplitudes = None if arguments.amplitudes is None else torch.empty_like(arguments.amplitudes)
     gradients = (grad_q, grad_k, grad_v, *tables, grad_amplitudes)
-    KERNEL.run(grad_q.dtype, arguments, LoopResults(out, sums, grad.contiguous()), gradients)
+    grad = grad.contiguous() if arguments.everything else _by_channel(grad)
+    KERNEL.run(grad_q.dtype, arguments, LoopResults(out, sums, grad), gradients)
     grad_spatial, grad_pose, grad_waves = (None if t is None else t.to(grad_q.dtype) for t in tables)
     grad_cos = grad_sin = None
     if grad_waves is not None:

@@ -25,6 +25,8 @@ constexpr int BLOCK = 4;
 constexpr int BLOCK = 2;
 #endif
 constexpr int GROUP = 4;
+// In front of a loop over so many registers: one that is unrolled late leaves its arrays in memory.
+#define UNROLL _Pragma("GCC unroll 16")
 // About how many numbers are added one after the other: longer sums are sums of such sums, whose errors are smaller.
 constexpr int SPAN = 128;
 
@@ -85,8 +87,7 @@ template <class T> inline V<T> exp2(V<T> x, T unit) {
                                         2.5678435993488206e-11,
                                         1.3691488853904128e-12};
     V<T> y = all<T>(T(series[L::degree]));
-#pragma GCC unroll 16
-    for (int k = L::degree - 1; k >= 0; k--) y = y * f + T(series[k]);
+    UNROLL for (int k = L::degree - 1; k >= 0; k--) y = y * f + T(series[k]);
     I whole;
     std::memcpy(&whole, &rounded, sizeof whole);
     whole = (whole + L::bias) << L::mantissa;  // of the shift only its lower bits are left, which are 0

@@ -73,21 +73,21 @@ template <class T> bool all_finite(const T* x, int64_t size) {
 // no other: a masked key has the weight 0, and 0 * NaN is NaN. Attention with equal weights finds these queries.
 template <class T> int attend_isolated(Arguments call) {
     if (int failed = attend<T>(call)) return failed;
-    const int64_t places = call.heads * call.images * call.positions, size = call.num_poses * call.channels;
+    const int64_t blocks = call.heads * call.images, size = call.num_poses * call.channels;
+    const int64_t positions = call.positions, of_keys = call.key_positions, numbers = call.key_poses * call.channels;
     T* out = static_cast<T*>(call.out);
     // What is not finite leaves a trace, or no query has met it.
-    if (!call.in_window || all_finite(out, places * size)) return 0;
-    const int64_t key_places = call.heads * call.images * call.key_positions;
-    const int64_t vectors = key_places * call.key_poses, channels = call.channels;
+    if (!call.in_window || all_finite(out, blocks * positions * size)) return 0;
     const T *k = static_cast<const T*>(call.k), *v = static_cast<const T*>(call.v);
-    std::vector<T> keys(k, k + vectors * channels), values(v, v + vectors * channels);
-    std::vector<T> spoilt(key_places), zero(std::max(places, key_places)), reached(places), sums(2 * places);
-    for (int64_t i = 0; i < vectors; i++) {
-        T *key = &keys[i * channels], *value = &values[i * channels];
-        if (all_finite(key, channels) && all_finite(value, channels)) continue;
-        spoilt[i / call.key_poses] = 1;
-        std::fill(key, key + channels, T(0)), std::fill(value, value + channels, T(0));
-    }
+    std::vector<T> keys(k, k + blocks * of_keys * numbers), values(v, v + blocks * of_keys * numbers);
+    std::vector<T> spoilt(blocks * of_keys), zero(blocks * std::max(positions, of_keys));
+    std::vector<T> reached(blocks * positions), sums(2 * reached.size());
+    const auto each_number = [&](auto f) {
+        for (int64_t i = 0; i < blocks * numbers * of_keys; i++)
+            f(spoilt[i / (numbers * of_keys) * of_keys + i % of_keys], keys[i], values[i]);
+    };
+    each_number([](T& mark, T key, T value) { mark = std::isfinite(key) && std::isfinite(value) ? mark : T(1); });
+    each_number([](T mark, T& key, T& value) { key = mark ? T(0) : key, value = mark ? T(0) : value; });
     Arguments even = call;
     even.q = even.k = zero.data(), even.v = spoilt.data(), even.out = reached.data(), even.sums = sums.data();
     even.spatial = even.pose = nullptr;
@@ -95,8 +95,9 @@ template <class T> int attend_isolated(Arguments call) {
     even.sum_query_poses = 0, even.dropout = 0;
     call.k = keys.data(), call.v = values.data();
     if (attend<T>(even) || attend<T>(call)) return 1;
-    for (int64_t i = 0; i < places; i++)
-        if (reached[i] > 0) std::fill(out + i * size, out + (i + 1) * size, std::numeric_limits<T>::quiet_NaN());
+    for (int64_t i = 0; i < blocks * size * positions; i++)
+        if (reached[i / (size * positions) * positions + i % positions] > 0)
+            out[i] = std::numeric_limits<T>::quiet_NaN();
     return 0;
 }
 

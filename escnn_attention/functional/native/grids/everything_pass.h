@@ -19,7 +19,7 @@ template <class T> struct EverythingPass {
 
     EverythingPass(const Arguments& call, const Layout& layout)
             : call(call),
-              packing{layout},
+              packing{layout, 0},
               waves(call, layout),
               pose_tables(call.pose, call.pose_heads, call.num_poses, call.key_poses, call.channels, call.grad),
               dropout(call.dropout),
@@ -77,6 +77,7 @@ template <class T> struct EverythingPass {
         const T scale = T(call.scale);
         T* of_k = static_cast<T*>(call.grad_k) + image * num_keys * channels;
         T* of_v = static_cast<T*>(call.grad_v) + image * num_keys * channels;
+        for (T* to : {of_k, of_v}) std::fill_n(to, num_keys * channels, T(0));
         each_vector([&] {
             backward();
             if (place / width % SPAN == SPAN - 1) add_keys(grad_k, of_k, scale), add_keys(grad_v, of_v, T(1));
@@ -161,7 +162,7 @@ template <class T> struct EverythingPass {
         W* to = scores.data;
         for (int64_t l = 0; l < stretch.places; l++)
             for (int64_t p = 0; p < stretch.key_poses; p++, from += G, to += G)
-                for (int g = 0; g < G; g++) {
+                UNROLL for (int g = 0; g < G; g++) {
                     W y = from[g];
                     if (of_place) y += of_place[l * G + g];
                     if (of_pose) y += of_pose[p * G + g];
@@ -212,20 +213,20 @@ template <class T> struct EverythingPass {
         W* x = scores.data;
         const T unit = this->unit;  // in a register, whatever is written to memory
         W largest[G], part[G] = {}, shrink[G];
-        for (int g = 0; g < G; g++) largest[g] = most[row + g];
+        UNROLL for (int g = 0; g < G; g++) largest[g] = most[row + g];
         for (int64_t n = 0; n < stretch.num_keys(); n++)
-            for (int g = 0; g < G; g++) largest[g] = larger<T>(largest[g], x[n * G + g]);
-        for (int g = 0; g < G; g++) {
+            UNROLL for (int g = 0; g < G; g++) largest[g] = larger<T>(largest[g], x[n * G + g]);
+        UNROLL for (int g = 0; g < G; g++) {
             shrink[g] = exp2<T>(most[row + g] - largest[g], unit), most[row + g] = largest[g];
         }
         for (int64_t n = 0; n < stretch.num_keys(); n++)
-            for (int g = 0; g < G; g++) part[g] += x[n * G + g] = exp2<T>(x[n * G + g] - largest[g], unit);
-        for (int g = 0; g < G; g++) total[row + g] = total[row + g] * shrink[g] + part[g];
+            UNROLL for (int g = 0; g < G; g++) part[g] += x[n * G + g] = exp2<T>(x[n * G + g] - largest[g], unit);
+        UNROLL for (int g = 0; g < G; g++) total[row + g] = total[row + g] * shrink[g] + part[g];
         for (int64_t c = 0; c < channels; c++)
-            for (int g = 0; g < G; g++) outputs[channels * row + c * G + g] *= shrink[g];
+            UNROLL for (int g = 0; g < G; g++) outputs[channels * row + c * G + g] *= shrink[g];
         if (!dropout.on) return;
         for (int64_t n = 0; n < stretch.num_keys(); n++)
-            for (int g = 0; g < G; g++) x[n * G + g] *= kept_of(row + g, n);
+            UNROLL for (int g = 0; g < G; g++) x[n * G + g] *= kept_of(row + g, n);
     }
     // Of each row, or their sums over the query poses.
     void write_outputs() {
@@ -233,12 +234,12 @@ template <class T> struct EverythingPass {
             constexpr int G = size;
             W* of_row = outputs.data + channels * row;
             for (int64_t c = 0; c < channels; c++)
-                for (int g = 0; g < G; g++) of_row[c * G + g] *= total[row + g];
+                UNROLL for (int g = 0; g < G; g++) of_row[c * G + g] *= total[row + g];
             if (own) return packing.template scatter<G>(of_row, num_poses, channels, pose, place, out);
             for (int64_t c = 0; c < channels; c++) {
                 T* at = out.data + (c * num_poses + out_pose) * packing.layout.queries + place;
                 W y = pose ? load(at) : W{};
-                for (int g = 0; g < G; g++) y += of_row[c * G + g];
+                UNROLL for (int g = 0; g < G; g++) y += of_row[c * G + g];
                 store(at, y);
             }
         });
@@ -269,9 +270,9 @@ template <class T> struct EverythingPass {
     template <int G, bool NORMALIZED = true> void normalize(int64_t row) {
         const T unit = this->unit;
         W most[G], factor[G];
-        for (int g = 0; g < G; g++) most[g] = load(most_of(row + g)), factor[g] = load(factor_of(row + g));
+        UNROLL for (int g = 0; g < G; g++) most[g] = load(most_of(row + g)), factor[g] = load(factor_of(row + g));
         for (int64_t n = 0; n < stretch.num_keys(); n++)
-            for (int g = 0; g < G; g++) {
+            UNROLL for (int g = 0; g < G; g++) {
                 const W y = exp2<T>(scores[n * G + g] - most[g], unit);
                 scores[n * G + g] = NORMALIZED ? factor[g] * y : y;
             }
@@ -300,7 +301,7 @@ template <class T> struct EverythingPass {
                 multiply_keys<T, G>(stretch, v, channels, grad_out.data + channels * pose, nullptr, nullptr,
                                     grads.data);
                 for (int64_t n = 0; n < stretch.num_keys(); n++)
-                    for (int g = 0; g < G; g++) {
+                    UNROLL for (int g = 0; g < G; g++) {
                         const W p = scores[n * G + g], weight = kept(p, row + g, n);
                         if (dropout.on) weights[n * G + g] = weight;
                         grads[n * G + g] = weight * grads[n * G + g] - p * inner[row + g];
@@ -339,9 +340,9 @@ template <class T> struct EverythingPass {
                     const int64_t row = out_pose * query_poses + pose;
                     W sums[G] = {};
                     for (int64_t n = 0; n < stretch.num_keys(); n++)
-                        for (int g = 0; g < G; g++)
+                        UNROLL for (int g = 0; g < G; g++)
                             sums[g] += kept(scores[n * G + g], row + g, n) * of_values[n * F + i];
-                    for (int g = 0; g < G; g++) inner[row + g] += load(factor_of(row + g)) * sums[g];
+                    UNROLL for (int g = 0; g < G; g++) inner[row + g] += load(factor_of(row + g)) * sums[g];
                 },
                 [](auto, int64_t) {});
         });
@@ -354,7 +355,7 @@ template <class T> struct EverythingPass {
                     W* of_content = grad_content.data + most_keys * pose;
                     for (int64_t n = 0; n < stretch.num_keys(); n++) {
                         W summed = weights[n * F + i];
-                        for (int g = 0; g < G; g++) {
+                        UNROLL for (int g = 0; g < G; g++) {
                             const W p = scores[n * G + g], weight = kept(p, row + g, n);
                             const W grad = weight * of_values[n * F + i] - p * inner[row + g];
                             summed += weight, grads[n * G + g] = grad, of_content[n * G + g] += grad;

@@ -8,23 +8,25 @@
 namespace {
 
 template <class T> struct Packing {
-    // Positions (N, poses, channels) to (slots, channels, poses, places): of queries, or of keys, which have the rows
-    // around the band too. Behind a run there are zeros until the next is written.
+    // Numbers of positions to (slots, channels, poses, places): of queries, or of keys, which have the rows around the
+    // band too. They come as (N, poses, channels), or as (poses, channels, N). Behind a run there are zeros until the
+    // next is written.
     void pack(const T* from, int64_t poses, int64_t channels, int64_t band, bool keys, const Buffer<T>& to) const {
         to.clear();
-        each_block(poses, channels, band, keys, [&](int64_t number, int64_t step, int64_t n, const int64_t* rows,
-                                                    int64_t place, int64_t numbers) {
-            const T* in = from + number;
+        each_block(poses, channels, band, keys, [&](int64_t first, int64_t step, int64_t n, const int64_t* places,
+                                                    int64_t place, int64_t number) {
+            const T* in = from + first;
             T* at = to.data + place;
-            if (numbers < width) {
+            if (step == 1) return void(std::copy_n(in, n, at + places[0]));
+            if (number < width) {
                 for (int64_t i = 0; i < n; i++)
-                    for (int64_t j = 0; j < numbers; j++) at[rows[j] + i] = in[i * step + j];
+                    for (int64_t j = 0; j < number; j++) at[places[j] + i] = in[i * step + j];
                 return;
             }
             V<T> x[width];
             for (int i = 0; i < width; i++) x[i] = i < n ? load(in + i * step) : V<T>{};
             transpose<T>(x);
-            for (int j = 0; j < width; j++) store(at + rows[j], x[j]);
+            for (int j = 0; j < width; j++) store(at + places[j], x[j]);
         });
     }
 
@@ -32,20 +34,26 @@ template <class T> struct Packing {
     // lie at several places.
     void unpack(const Buffer<T>& from, int64_t poses, int64_t channels, int64_t band, bool keys, T* to,
                 T factor = 1) const {
-        each_block(poses, channels, band, keys, [&](int64_t number, int64_t step, int64_t n, const int64_t* rows,
-                                                    int64_t place, int64_t numbers) {
-            T* in = to + number;
+        each_block(poses, channels, band, keys, [&](int64_t first, int64_t step, int64_t n, const int64_t* places,
+                                                    int64_t place, int64_t number) {
+            T* in = to + first;
             const T* at = from.data + place;
-            if (numbers < width) {
+            if (step == 1) {
+                at += places[0];
+                for (int64_t i = 0; !keys && i < n; i++) in[i] = factor * at[i];
+                for (int64_t i = 0; keys && i < n; i++) in[i] += factor * at[i];
+                return;
+            }
+            if (number < width) {
                 for (int64_t i = 0; i < n; i++)
-                    for (int64_t j = 0; j < numbers; j++) {
-                        const T x = factor * at[rows[j] + i];
+                    for (int64_t j = 0; j < number; j++) {
+                        const T x = factor * at[places[j] + i];
                         in[i * step + j] = keys ? in[i * step + j] + x : x;
                     }
                 return;
             }
             V<T> x[width];
-            for (int j = 0; j < width; j++) x[j] = factor * load(at + rows[j]);
+            for (int j = 0; j < width; j++) x[j] = factor * load(at + places[j]);
             transpose<T>(x);
             for (int i = 0; i < n; i++) store(in + i * step, keys ? load(in + i * step) + x[i] : x[i]);
         });
@@ -73,43 +81,67 @@ template <class T> struct Packing {
     template <int G>
     void gather(const Buffer<T>& from, int64_t poses, int64_t channels, int64_t pose, int64_t place, V<T>* to) const {
         for (int64_t c = 0; c < channels; c++)
-            for (int g = 0; g < G; g++)
+            UNROLL for (int g = 0; g < G; g++)
                 to[c * G + g] = load(from.data + (c * poses + pose + g) * layout.queries + place);
     }
     template <int G>
     void scatter(const V<T>* from, int64_t poses, int64_t channels, int64_t pose, int64_t place,
                  const Buffer<T>& to) const {
         for (int64_t c = 0; c < channels; c++)
-            for (int g = 0; g < G; g++)
+            UNROLL for (int g = 0; g < G; g++)
                 store(to.data + (c * poses + pose + g) * layout.queries + place, from[c * G + g]);
     }
 
     const Layout& layout;
-    int64_t images = 1;  // of those side by side, how many there are
+    const int64_t heads;  // of each position's image side by side, where positions follow each other; else 0
+    int64_t images = 1;   // of those side by side, how many there are
 
   private:
     static constexpr int width = WIDTH<T>;
 
-    // Calls f(number, step, n, rows, place, numbers) for blocks of at most a vector of positions, and as many of their
-    // numbers: the first number, from one position to the next so many, how many positions, the rows of places of the
-    // numbers, where the first place lies in them, how many numbers.
-    template <class F>
-    void each_block(int64_t poses, int64_t channels, int64_t band, bool keys, F f) const {
+    // Calls f(first, step, n, places, place, number) for blocks of at most a vector of neighbouring places, and as many
+    // numbers that lie side by side in memory, which go to places of their own: the first number, from one place to the
+    // next so many, how many places, those of the numbers, where they are counted from, how many numbers. With a step
+    // of 1 it is one number of any neighbouring places.
+    template <class F> void each_block(int64_t poses, int64_t channels, int64_t band, bool keys, F f) const {
         const int64_t length = keys ? layout.keys : layout.queries, before = keys ? layout.start : 0;
         const Side& side = keys ? layout.of_keys : layout.of_queries;
-        const int64_t size = poses * channels, step = size * (layout.together == 1 ? side.step : side.positions);
+        const int64_t size = poses * channels;
         std::vector<int64_t> rows;
         for (int64_t p = 0; p < poses; p++)
             for (int64_t c = 0; c < channels; c++) rows.push_back((c * poses + p) * length);
-        layout.each_run(band, keys, [&](int64_t slot, int64_t position, int64_t place, int64_t n) {
-            n = there(n);
-            for (int64_t i = 0; i < n; i += width)
-                for (int64_t j = 0; j < size; j += width)
-                    f(position * size + i * step + j, step, std::min<int64_t>(width, n - i), rows.data() + j,
-                      slot * size * length + before + place + i, std::min<int64_t>(width, size - j));
+        if (!heads) {
+            const int64_t step = size * (layout.together == 1 ? side.step : side.positions);
+            return layout.each_run(band, keys, [&](int64_t slot, int64_t position, int64_t place, int64_t n) {
+                n = there(n);
+                for (int64_t i = 0; i < n; i += width)
+                    for (int64_t j = 0; j < size; j += width)
+                        f(position * size + i * step + j, step, std::min<int64_t>(width, n - i), rows.data() + j,
+                          slot * size * length + before + place + i, std::min<int64_t>(width, size - j));
+            });
+        }
+        if (layout.together == 1)
+            return layout.each_run(band, keys, [&](int64_t slot, int64_t position, int64_t place, int64_t n) {
+                place += slot * size * length + before;
+                for (int64_t j = 0; j < size; j++)
+                    f(j * side.positions + position, side.step, n, &none, place + rows[j], 1);
+            });
+        // Images side by side: positions that follow each other go to places of their own.
+        std::vector<int64_t> positions, places;
+        layout.each_run(band, keys, [&](int64_t slot, int64_t position, int64_t place, int64_t) {
+            positions.push_back(position), places.push_back(slot * size * length + before + place);
         });
+        const int64_t step = heads * size * side.positions, number = positions.size();
+        for (int64_t a = 0, b; a < number; a = b) {
+            for (b = a + 1; b < number && b - a < width && positions[b] == positions[b - 1] + 1;) b++;
+            for (int64_t j = 0; j < size; j++)
+                for (int64_t i = 0; i < images; i += width)
+                    f(j * side.positions + positions[a] + i * step, step, std::min<int64_t>(width, images - i),
+                      places.data() + a, rows[j] + i, b - a);
+        }
     }
     int64_t there(int64_t n) const { return layout.together == 1 ? n : images; }
+    static constexpr int64_t none = 0;
     template <class F> void each_number(int64_t number, int64_t band, F f) const {
         const int64_t step = layout.together == 1 ? layout.of_queries.step : number * layout.positions;
         layout.each_run(band, false, [&](int64_t slot, int64_t position, int64_t place, int64_t n) {

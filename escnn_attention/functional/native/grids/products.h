@@ -23,19 +23,19 @@ template <class T, int G, int K, class Keys>
 inline void multiply_block(const Keys& keys, const T* key, int64_t channels, int64_t pose, const V<T>* x,
                            const V<T>* by_place, const V<T>* by_pose, V<T>* to) {
     V<T> y[K][G];
-    for (int r = 0; r < K; r++)
-        for (int g = 0; g < G; g++) {
+    UNROLL for (int r = 0; r < K; r++)
+        UNROLL for (int g = 0; g < G; g++) {
             y[r][g] = by_place ? by_place[g] : V<T>{};
             if (by_pose) y[r][g] += by_pose[(pose + r) * G + g];
         }
     for (int64_t c = 0; c < channels; c++) {
         V<T> of_key[K];
-        for (int r = 0; r < K; r++) of_key[r] = keys.load(key, c, pose + r);
-        for (int r = 0; r < K; r++)
-            for (int g = 0; g < G; g++) y[r][g] += of_key[r] * x[c * G + g];
+        UNROLL for (int r = 0; r < K; r++) of_key[r] = keys.load(key, c, pose + r);
+        UNROLL for (int r = 0; r < K; r++)
+            UNROLL for (int g = 0; g < G; g++) y[r][g] += of_key[r] * x[c * G + g];
     }
-    for (int r = 0; r < K; r++)
-        for (int g = 0; g < G; g++) to[(pose + r) * G + g] = y[r][g];
+    UNROLL for (int r = 0; r < K; r++)
+        UNROLL for (int g = 0; g < G; g++) to[(pose + r) * G + g] = y[r][g];
 }
 // Products of queries (channels, G) with all keys: (keys, G). They start from what places and poses add, if anything:
 // (places, G) and (key poses, G).
@@ -67,13 +67,13 @@ inline void combine_block(const Keys& keys, int64_t first, int64_t last, const T
     for (int64_t number = first; number < last; number++) {
         const T* key = numbers + keys.at(number);
         for (int64_t pose = 0; pose < keys.key_poses; pose++, weight += G)
-            for (int r = 0; r < K; r++) {
+            UNROLL for (int r = 0; r < K; r++) {
                 const V<T> value = keys.load(key, c + r, pose);
-                for (int g = 0; g < G; g++) y[r][g] += value * weight[g];
+                UNROLL for (int g = 0; g < G; g++) y[r][g] += value * weight[g];
             }
     }
-    for (int r = 0; r < K; r++)
-        for (int g = 0; g < G; g++) to[(c + r) * G + g] += y[r][g];
+    UNROLL for (int r = 0; r < K; r++)
+        UNROLL for (int g = 0; g < G; g++) to[(c + r) * G + g] += y[r][g];
 }
 // The sum of weights (keys, G) times the values, added to (channels, G).
 template <class T, int G, class Keys>
@@ -93,8 +93,8 @@ template <class T, int G> void sum_scores(const V<T>* grad, int64_t places, int6
     for (int64_t l = 0; l < places; l++) {
         V<T> total[G] = {};
         for (int64_t p = 0; p < key_poses; p++)
-            for (int g = 0; g < G; g++) total[g] += grad[(l * key_poses + p) * G + g];
-        for (int g = 0; g < G; g++) by_place[l * G + g] = total[g];
+            UNROLL for (int g = 0; g < G; g++) total[g] += grad[(l * key_poses + p) * G + g];
+        UNROLL for (int g = 0; g < G; g++) by_place[l * G + g] = total[g];
     }
     if (!by_pose) return;
     std::fill_n(by_pose, key_poses * G, V<T>{});
@@ -102,8 +102,8 @@ template <class T, int G> void sum_scores(const V<T>* grad, int64_t places, int6
         for (int64_t p = 0; p < key_poses; p++) {
             V<T> total[G] = {};
             for (int64_t l = first; l < last; l++)
-                for (int g = 0; g < G; g++) total[g] += grad[(l * key_poses + p) * G + g];
-            for (int g = 0; g < G; g++) by_pose[p * G + g] += total[g];
+                UNROLL for (int g = 0; g < G; g++) total[g] += grad[(l * key_poses + p) * G + g];
+            UNROLL for (int g = 0; g < G; g++) by_pose[p * G + g] += total[g];
         }
     });
 }

@@ -35,10 +35,10 @@ template <class T, int G, int K>
 inline void distribute_block(const V<T>* weight, int64_t step, const V<T>* x, T* to, int64_t stride) {
     constexpr int width = WIDTH<T>;
     V<T> y[K] = {};
-    for (int g = 0; g < G; g++)
+    UNROLL for (int g = 0; g < G; g++)
         for (int query = 0; query < width; query++)
-            for (int r = 0; r < K; r++) y[r] += weight[r * step + g][query] * x[g * width + query];
-    for (int r = 0; r < K; r++) store(to + r * stride, load(to + r * stride) + y[r]);
+            UNROLL for (int r = 0; r < K; r++) y[r] += weight[r * step + g][query] * x[g * width + query];
+    UNROLL for (int r = 0; r < K; r++) store(to + r * stride, load(to + r * stride) + y[r]);
 }
 // The transpose of combine_keys: the weights of each of some keys, G at a distance of `step` from those of the next,
 // times transposed queries, G of the GROUP that each block has, summed over these and added to (keys, padded channels).

@@ -24,8 +24,8 @@ template <class T, int G> void multiply(const V<T>* x, const Table<T>& table, V<
         const T* row = table.row(r);
         V<T> y[G] = {};
         for (int64_t c = 0; c < table.channels; c++)
-            for (int g = 0; g < G; g++) y[g] += x[c * G + g] * row[g * table.distance + c];
-        for (int g = 0; g < G; g++) to[r * G + g] = y[g];
+            UNROLL for (int g = 0; g < G; g++) y[g] += x[c * G + g] * row[g * table.distance + c];
+        UNROLL for (int g = 0; g < G; g++) to[r * G + g] = y[g];
     }
 }
 // The sum of the rows, weighted (rows, G), added to (channels, G).
@@ -35,11 +35,11 @@ inline void combine_rows_block(const Table<T>& table, int64_t first, int64_t las
     V<T> y[K][G] = {};
     for (int64_t n = first; n < last; n++) {
         const T* row = table.row(n) + c;
-        for (int r = 0; r < K; r++)
-            for (int g = 0; g < G; g++) y[r][g] += weight[n * G + g] * row[g * table.distance + r];
+        UNROLL for (int r = 0; r < K; r++)
+            UNROLL for (int g = 0; g < G; g++) y[r][g] += weight[n * G + g] * row[g * table.distance + r];
     }
-    for (int r = 0; r < K; r++)
-        for (int g = 0; g < G; g++) to[(c + r) * G + g] += y[r][g];
+    UNROLL for (int r = 0; r < K; r++)
+        UNROLL for (int g = 0; g < G; g++) to[(c + r) * G + g] += y[r][g];
 }
 template <class T, int G> void combine_rows(const Table<T>& table, const V<T>* weight, V<T>* to) {
     each_span(table.number, 1, [&](int64_t first, int64_t last) {
@@ -57,14 +57,14 @@ void multiply_backward(const V<T>* x, const Table<T>& table, const V<T>* grad, V
     for (int64_t r = 0; r < table.number; r++) {
         V<T>* grad_row = grad_table + table.index(r) * table.channels;
         V<T> y[G];
-        for (int g = 0; g < G; g++) y[g] = grad[r * G + g];
+        UNROLL for (int g = 0; g < G; g++) y[g] = grad[r * G + g];
         for (int64_t c = 0; c < table.channels; c++) {
             if (table.distance == 0) {
                 V<T> z{};
-                for (int g = 0; g < G; g++) z += y[g] * x[c * G + g];
+                UNROLL for (int g = 0; g < G; g++) z += y[g] * x[c * G + g];
                 grad_row[c] += z;
             } else {
-                for (int g = 0; g < G; g++) grad_row[g * table.distance + c] += y[g] * x[c * G + g];
+                UNROLL for (int g = 0; g < G; g++) grad_row[g * table.distance + c] += y[g] * x[c * G + g];
             }
         }
     }

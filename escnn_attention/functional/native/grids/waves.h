@@ -53,7 +53,7 @@ template <class T> struct Waves {
     template <int G>
     void forward(const W* amplitudes, int64_t place, const Stretch<T>& stretch, int64_t out_pose, bool own) const {
         for (int64_t f = 0; f < half; f++)
-            for (int g = 0; g < G; g++) {
+            UNROLL for (int g = 0; g < G; g++) {
                 const W a = amplitudes[f * G + g], b = amplitudes[(half + f) * G + g];
                 const W cos = phase(out_pose + own * g, f, place), sin = phase(out_pose + own * g, half + f, place);
                 wide[f * G + g] = a * cos - b * sin, wide[(half + f) * G + g] = a * sin + b * cos;
@@ -67,7 +67,7 @@ template <class T> struct Waves {
         std::fill_n(grad_wide.data, number * G, W{});
         combine_rows<T, G>(rows(stretch, out_pose, own), by_position.data, grad_wide.data);
         for (int64_t f = 0; f < half; f++)
-            for (int g = 0; g < G; g++) {
+            UNROLL for (int g = 0; g < G; g++) {
                 const W a = amplitudes[f * G + g], b = amplitudes[(half + f) * G + g];
                 const W of_cos = grad_wide[f * G + g], of_sin = grad_wide[(half + f) * G + g];
                 const W cos = phase(out_pose + own * g, f, place), sin = phase(out_pose + own * g, half + f, place);
@@ -80,7 +80,7 @@ template <class T> struct Waves {
         if (!own)
             return distribute<T, G>(by_position.data, G, stretch.positions, transposed.data, G, number,
                                     keys(stretch, out_pose));
-        for (int g = 0; g < G; g++)
+        UNROLL for (int g = 0; g < G; g++)
             distribute<T, 1>(by_position.data + g, G, stretch.positions, transposed.data + g * width, G, number,
                              keys(stretch, out_pose + g));
     }

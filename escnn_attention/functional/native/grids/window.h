@@ -66,13 +66,13 @@ template <class T> struct Window {
     template <int G, int K>
     void distribute(const V<T>* weight, const V<T>* x, int64_t channels, T* key, int64_t pose) const {
         V<T> w[K][G];
-        for (int r = 0; r < K; r++)
-            for (int g = 0; g < G; g++) w[r][g] = weight[r * G + g];
+        UNROLL for (int r = 0; r < K; r++)
+            UNROLL for (int g = 0; g < G; g++) w[r][g] = weight[r * G + g];
         for (int64_t c = 0; c < channels; c++)
-            for (int r = 0; r < K; r++) {
+            UNROLL for (int r = 0; r < K; r++) {
                 T* place = key + (c * key_poses + pose + r) * layout.keys;
                 V<T> y{};
-                for (int g = 0; g < G; g++) y += w[r][g] * x[c * G + g];
+                UNROLL for (int g = 0; g < G; g++) y += w[r][g] * x[c * G + g];
                 store(place, ::load(place) + y);
             }
     }

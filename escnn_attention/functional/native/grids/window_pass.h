@@ -24,7 +24,7 @@ template <class T> struct WindowPass {
     WindowPass(const Arguments& call, const Layout& layout)
             : call(call),
               layout(layout),
-              packing{layout},
+              packing{layout, call.heads},
               window(layout, call.key_poses, call.channels),
               bias(call, layout.most_neighbours, call.grad),
               dropout(call.dropout),
@@ -55,13 +55,17 @@ template <class T> struct WindowPass {
     // One head of one group of images.
     void work(int64_t head, int64_t number) {
         bias.begin(head);
-        const int64_t image_of_head = number * layout.together, image = head * call.images + image_of_head;
-        packing.images = std::min(layout.together, call.images - image_of_head);
-        const int64_t of_q = image * layout.positions * query_poses * channels;
-        const int64_t of_k = image * layout.of_keys.positions * key_poses * channels;
-        const int64_t of_out = image * layout.positions * num_poses * channels;
+        const int64_t first_image = number * layout.together, image = head * call.images + first_image;
+        packing.images = std::min(layout.together, call.images - first_image);
+        const int64_t block = first_image * call.heads + head;
+        const int64_t of_q = block * layout.positions * query_poses * channels;
+        const int64_t per_image = layout.of_keys.positions * key_poses * channels, of_k = block * per_image;
+        const int64_t of_out = block * layout.positions * num_poses * channels;
         T* sums_of_image = static_cast<T*>(call.sums) + image * layout.positions * 2 * rows();
         key = Dropout<T>::key(call.seed, image);
+        T *const to_k = static_cast<T*>(call.grad_k) + of_k, *const to_v = static_cast<T*>(call.grad_v) + of_k;
+        for (int64_t i = 0; call.grad && i < packing.images; i++)
+            for (T* to : {to_k, to_v}) std::fill_n(to + i * call.heads * per_image, per_image, T(0));
         for (int64_t band = 0; band < layout.num_rows; band += layout.rows) {
             first = uint32_t(band * layout.row);
             if (band != masked) packing.pack_mask(band, mask), masked = band;
@@ -81,8 +85,8 @@ template <class T> struct WindowPass {
             const T scale = T(call.scale);
             packing.unpack(grad_q, query_poses, channels, band, false, static_cast<T*>(call.grad_q) + of_q,
                            scale);
-            packing.unpack(grad_k, key_poses, channels, band, true, static_cast<T*>(call.grad_k) + of_k, scale);
-            packing.unpack(grad_v, key_poses, channels, band, true, static_cast<T*>(call.grad_v) + of_k);
+            packing.unpack(grad_k, key_poses, channels, band, true, to_k, scale);
+            packing.unpack(grad_v, key_poses, channels, band, true, to_v);
         }
     }
 
@@ -113,16 +117,16 @@ template <class T> struct WindowPass {
     template <int G> void exponentials(W* x, int64_t row, W* factor) const {
         const T unit = this->unit;  // in a register, whatever is written to memory
         W most[G], total[G] = {};
-        for (int g = 0; g < G; g++) most[g] = x[g];
+        UNROLL for (int g = 0; g < G; g++) most[g] = x[g];
         for (int64_t n = 1; n < window.num_keys; n++)
-            for (int g = 0; g < G; g++) most[g] = larger<T>(most[g], x[n * G + g]);
+            UNROLL for (int g = 0; g < G; g++) most[g] = larger<T>(most[g], x[n * G + g]);
         each_span(window.num_keys, 1, [&](int64_t first, int64_t last) {
             W part[G] = {};
             for (int64_t n = first; n < last; n++)
-                for (int g = 0; g < G; g++) part[g] += x[n * G + g] = exp2<T>(x[n * G + g] - most[g], unit);
-            for (int g = 0; g < G; g++) total[g] += part[g];
+                UNROLL for (int g = 0; g < G; g++) part[g] += x[n * G + g] = exp2<T>(x[n * G + g] - most[g], unit);
+            UNROLL for (int g = 0; g < G; g++) total[g] += part[g];
         });
-        for (int g = 0; g < G; g++) {
+        UNROLL for (int g = 0; g < G; g++) {
             factor[g] = T(1) / total[g];
             store(most_of(row + g), most[g]), store(factor_of(row + g), factor[g]);
         }
@@ -134,7 +138,7 @@ template <class T> struct WindowPass {
     }
     template <int G> void drop(int64_t row, W* x) const {
         if (!dropout.on) return;
-        for (int g = 0; g < G; g++) {
+        UNROLL for (int g = 0; g < G; g++) {
             const uint32_t of_row = row_key(row + g);
             for (int64_t n = 0; n < window.num_keys; n++) x[n * G + g] *= kept_of(of_row, n);
         }
@@ -159,7 +163,7 @@ template <class T> struct WindowPass {
             std::fill_n(out_group.data, channels * G, W{});
             combine_keys<T, G>(window, v.data, channels, scores.data, out_group.data);
             for (int64_t c = 0; c < channels; c++)
-                for (int g = 0; g < G; g++) out_group[c * G + g] *= factor[g];
+                UNROLL for (int g = 0; g < G; g++) out_group[c * G + g] *= factor[g];
             packing.template scatter<G>(out_group.data, num_poses, channels, pose, place_of(num_poses * channels), out);
         });
     }
@@ -172,21 +176,21 @@ template <class T> struct WindowPass {
             multiply_keys<T, G>(window, v.data, channels, out_group.data, nullptr, nullptr, grads.data);
             const T unit = this->unit;
             W most[G], factor[G], inner[G] = {};
-            for (int g = 0; g < G; g++) most[g] = load(most_of(pose + g)), factor[g] = load(factor_of(pose + g));
+            UNROLL for (int g = 0; g < G; g++) most[g] = load(most_of(pose + g)), factor[g] = load(factor_of(pose + g));
             const int64_t num_keys = window.num_keys;
             for (int64_t n = 0; n < num_keys; n++)
-                for (int g = 0; g < G; g++)
+                UNROLL for (int g = 0; g < G; g++)
                     scores[n * G + g] = factor[g] * exp2<T>(scores[n * G + g] - most[g], unit);
             if (dropout.on) std::copy_n(scores.data, num_keys * G, kept.data), drop<G>(pose, kept.data);
             const W* weights = dropout.on ? kept.data : scores.data;
             each_span(num_keys, 1, [&](int64_t first, int64_t last) {
                 W part[G] = {};
                 for (int64_t n = first; n < last; n++)
-                    for (int g = 0; g < G; g++) part[g] += weights[n * G + g] * grads[n * G + g];
-                for (int g = 0; g < G; g++) inner[g] += part[g];
+                    UNROLL for (int g = 0; g < G; g++) part[g] += weights[n * G + g] * grads[n * G + g];
+                UNROLL for (int g = 0; g < G; g++) inner[g] += part[g];
             });
             for (int64_t n = 0; n < num_keys; n++)
-                for (int g = 0; g < G; g++)
+                UNROLL for (int g = 0; g < G; g++)
                     grads[n * G + g] = weights[n * G + g] * grads[n * G + g] - scores[n * G + g] * inner[g];
             W* grad_x = grad_query_group.data;
             std::fill_n(grad_x, channels * G, W{});
@@ -215,7 +219,7 @@ template <class T> struct WindowPass {
         const W* from = content.data + most_keys * pose;
         for (int64_t l = 0; l < window.places; l++)
             for (int64_t p = 0; p < key_poses; p++)
-                for (int g = 0; g < G; g++) {
+                UNROLL for (int g = 0; g < G; g++) {
                     const int64_t n = (l * key_poses + p) * G + g;
                     scores[n] = from[n];
                     if (bias.spatial) scores[n] += bias.by_offset[l * G + g];
@@ -237,7 +241,7 @@ template <class T> struct WindowPass {
                     exponentials<G>(scores.data, row, factor);
                     drop<G>(row, scores.data);
                     for (int64_t n = 0; n < window.num_keys; n++)
-                        for (int g = 0; g < G; g++) weight_sums[n * F + f] += scores[n * G + g] * factor[g];
+                        UNROLL for (int g = 0; g < G; g++) weight_sums[n * F + f] += scores[n * G + g] * factor[g];
                 });
             std::fill_n(out_group.data, channels * F, W{});
             combine_keys<T, F>(window, v.data, channels, weight_sums.data, out_group.data);
@@ -282,7 +286,7 @@ template <class T> struct WindowPass {
         const T unit = this->unit;
         W inner[G] = {}, most[G], factor[G];
         uint32_t of_row[G];
-        for (int g = 0; g < G; g++) {
+        UNROLL for (int g = 0; g < G; g++) {
             most[g] = load(most_of(row + g)), factor[g] = load(factor_of(row + g));
             of_row[g] = row_key(row + g);
         }
@@ -291,7 +295,7 @@ template <class T> struct WindowPass {
             for (int64_t n = first; n < last; n++) {
                 const W value = of_values[n * F + f];
                 W together = weight_sums[n * F + f];
-                for (int g = 0; g < G; g++) {
+                UNROLL for (int g = 0; g < G; g++) {
                     const W p = factor[g] * exp2<T>(scores[n * G + g] - most[g], unit);
                     const W left = DROPS ? p * kept_of(of_row[g], n) : p;
                     const W grad = left * value;
@@ -300,10 +304,10 @@ template <class T> struct WindowPass {
                 }
                 weight_sums[n * F + f] = together;
             }
-            for (int g = 0; g < G; g++) inner[g] += part[g];
+            UNROLL for (int g = 0; g < G; g++) inner[g] += part[g];
         });
         for (int64_t n = 0; n < window.num_keys; n++)
-            for (int g = 0; g < G; g++) {
+            UNROLL for (int g = 0; g < G; g++) {
                 const W grad = grads[n * G + g] - scores[n * G + g] * inner[g];
                 grads[n * G + g] = grad, to[n * G + g] += grad;
             }
