@@ -86,7 +86,7 @@ def test_options_of_blocks_that_one_side_leaves_out(there, now, found):
 STEPS = {"model__schedule": "steps", "model__milestones": [1, 3]}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "changes", [{"model__schedule": "constant"}, STEPS, {"model__schedule": "plateau", "model__warm_up": 0}]
 )

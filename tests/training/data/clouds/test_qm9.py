@@ -381,7 +381,7 @@ def whole(monkeypatch):
     monkeypatch.setattr(qm9, "_NUM_VALID", 17_748)
 
 
-@pytest.mark.sampled(2, of="data sets as they are published")
+@pytest.mark.sampled(1, of="data sets as they are published")
 @real
 def test_the_real_data(whole):
     data = QM9(batch_size=1_000)
@@ -402,7 +402,7 @@ def test_the_real_data(whole):
     np.testing.assert_allclose(methane, [-17.1722, 1217.68, -10.5499], rtol=1e-4)
 
 
-@pytest.mark.sampled(2, of="data sets as they are published")
+@pytest.mark.sampled(1, of="data sets as they are published")
 @real
 def test_real_tensors_are_turned_as_their_molecules_are(whole):
     data = QM9(targets=["polarizability"], limit_train=800, limit_valid=1, limit_test=1, standardise=False)

@@ -298,7 +298,7 @@ def test_a_member_that_is_linked_to_itself(tmp_path, files):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.sampled(2, of="data sets as they are published")
+@pytest.mark.sampled(1, of="data sets as they are published")
 @pytest.mark.skipif(
     not os.path.exists(os.path.join(os.environ.get("ESCNN_ATTENTION_DATA", ""), "cifar10_jpeg.npz")),
     reason="ESCNN_ATTENTION_DATA names no folder with cifar10_jpeg.npz",

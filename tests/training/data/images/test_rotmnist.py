@@ -124,7 +124,7 @@ real = pytest.mark.skipif(
 )
 
 
-@pytest.mark.sampled(2, of="data sets as they are published")
+@pytest.mark.sampled(1, of="data sets as they are published")
 @real
 def test_the_real_data():
     data = load_images("rotmnist")
@@ -133,7 +133,7 @@ def test_the_real_data():
     np.testing.assert_allclose([*found["mean"], *found["std"]], (0.13249, 0.29277), atol=2e-4)
 
 
-@pytest.mark.sampled(2, of="data sets as they are published")
+@pytest.mark.sampled(1, of="data sets as they are published")
 @real
 def test_the_real_data_in_batches():
     data = RotMNIST(batch_size=1_000)
