@@ -90,6 +90,8 @@ class Irreps(ExactBuffers):
     def __init__(self, segments: Sequence[Segment], fields: int, groups: int = 1, invariants: np.ndarray | None = None):
         super().__init__()
         self.fields, self.groups = fields, groups
+        # Whether the channels of a pose of a head fill a cache line, and may be far from those of the next pose.
+        self._wide = groups > 1 and fields // groups >= 16
         self._kept: Derived[list[Tensor]] = Derived()
         irreps = [segment.irreps or () for segment in segments]
         self.components = tuple(len(irrep.reads) for irrep in irreps[0])
@@ -269,10 +271,10 @@ class Irreps(ExactBuffers):
     def _analyse_poses(self, y: Tensor) -> Tensor:
         """The irreps of regular fields ``(groups, ..., H, F // groups)``."""
         poses = self.poses.to(y.dtype)
-        if self.groups > 1:
+        if self._wide:
             found = poses @ y.movedim(-2, 0).movedim(1, -2).reshape(len(poses), -1)
-        elif self._by_position(y, True):
-            found = poses @ y.transpose(-1, -2).reshape(-1, len(poses)).T
+        elif self._poses_by_position(y):
+            found = poses @ y.movedim(0, -3).transpose(-1, -2).reshape(-1, len(poses)).T
         else:
             found = poses @ y[0].movedim((-2, -1), (0, 1)).reshape(len(poses), -1)
         return found.unflatten(1, (-1, self.fields) if self._poses_by_position(y) else (self.fields, -1))
@@ -280,10 +282,10 @@ class Irreps(ExactBuffers):
     def _synthesise_poses(self, y: Tensor, lead: Sequence[int], rows: bool) -> Tensor:
         """The regular fields ``(groups, ..., H, F // groups)`` of their irreps."""
         poses, y = self.poses.to(y.dtype), y.flatten(1)
-        if self.groups > 1:
+        if self._wide:
             return (poses.T @ y).view(len(poses), *lead, self.groups, -1).movedim(-2, 0).movedim(1, -2)
-        if rows:
-            return (y.T @ poses).view(1, *lead, self.fields, -1).transpose(-1, -2)
+        if rows or self.groups > 1:
+            return (y.T @ poses).view(*lead, self.groups, -1, len(poses)).movedim(-3, 0).transpose(-1, -2)
         of_fields = (poses.T @ y).view(len(poses), self.fields, lead[0], -1)
         of_fields = of_fields.permute(2, 1, 0, 3).contiguous()  # B, F, H, N
         return of_fields.permute(0, 3, 2, 1).unflatten(1, lead[1:]).unsqueeze(0)

@@ -143,8 +143,10 @@ def attention(call: GridCall) -> Tensor:
 
 def _without_bias(call: GridCall, chunk: int) -> Tensor:
     """Queries that all see the same, in whole groups, and once for all output poses."""
-    number = math.prod(call.q.shape[2:4])
-    q = F.pad(call.q.flatten(2, 3), (0, 0, 0, -number % _QUERY_GROUP)).unflatten(2, (-1, _QUERY_GROUP))
+    q, number = call.q.flatten(2, 3), math.prod(call.q.shape[2:4])
+    if not isinstance(number, int) or number % _QUERY_GROUP:  # Padding copies, also by nothing.
+        q = F.pad(q, (0, 0, 0, -number % _QUERY_GROUP))
+    q = q.unflatten(2, (-1, _QUERY_GROUP))
     out = _loop(replace(call, q=q, bias=PositionalBias(_QUERY_GROUP), query="own"), chunk)
     out = out.flatten(2, 3)[:, :, :number].unflatten(2, call.q.shape[2:4])
     return out if call.query == "own" else out.sum(3, keepdim=True).expand(-1, -1, -1, call.bias.num_poses, -1)
