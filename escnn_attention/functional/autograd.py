@@ -167,8 +167,10 @@ class Operator(Generic[Arguments]):
         followed = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
         if followed or not _ORDINARY.issuperset(map(type, tensors)):
             out: Tensor = self.forward(*arguments)[0]
-        else:
+        elif torch.is_grad_enabled():
             out = _Direct.apply(self, arguments[self._tensors :], *tensors)[0]
+        else:
+            out = self.run_forward(arguments)[0]
         return out
 
     def run_forward(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
