@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 
 import torch
@@ -324,13 +325,19 @@ class RowsOf:
     """
 
     def __init__(self, index: Tensor, filling: int | Tensor | None, first: int | None):
-        self._index = index if filling is None else torch.where(index < 0, filling, index)
+        self._index, self._filling = index, filling
         self._first = first
+
+    @cached_property
+    def _filled(self) -> Tensor:
+        # The compiled loop reads most keys where they are.
+        index, filling = self._index, self._filling
+        return (index if filling is None else torch.where(index < 0, filling, index)).flatten()
 
     def __call__(self, rows: Tensor) -> Tensor:
         number = self._index.numel()
         if self._first is None:
-            rows = rows.index_select(0, self._index.flatten())
+            rows = rows.index_select(0, self._filled)
         elif rows.shape[0] > number:
             rows = rows[self._first : self._first + number]
         return rows.unflatten(0, self._index.shape)
