@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,9 @@ from escnn_attention.plain.projections import (
     ToPoses,
     in_one_pose,
 )
+
+_MANY_POSITIONS = 64
+"""Of so many positions linear maps of single images are as fast as those of all images together."""
 
 
 @dataclass(frozen=True)
@@ -198,8 +202,11 @@ class SelfAttention(HeadModule):
     def call(self, x: Tensor, positions: Grid, element: LieElement | None = None) -> GridCall:
         """The attention to compute, of features ``(B, in, *space)`` at the given positions."""
         backend = self.backend if self.backend != "auto" or x.device.type != "cuda" else "triton"
-        # So PyTorch's convolutions have them, and the compiled loop reads them.
-        side_by_side = backend in ("triton", "auto", "native") and self.has_table
+        # So PyTorch's convolutions have them, and the compiled loop reads them. Images of few positions are small
+        # products; and the number may be that of a program, which holds no decision on it.
+        number = math.prod(x.shape[2:])
+        large = isinstance(number, int) and number >= _MANY_POSITIONS
+        side_by_side = self.has_table and (backend == "triton" or large)
         if side_by_side and backend == "triton":
             half = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
             dtype = torch.get_autocast_dtype(x.device.type) if half else x.dtype
