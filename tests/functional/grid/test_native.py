@@ -112,6 +112,17 @@ def test_tables_of_more_keys_than_the_cache_holds():
     assert_same(outputs_and_gradients("native", *arguments), outputs_and_gradients("blocked", *arguments))
 
 
+@pytest.mark.parametrize("size", [1, 300])
+def test_largest_terms_of_a_score_need_not_meet_in_one_key(size):
+    """Exponentials of scores are products of those of their terms, unless all products are too small."""
+    (q, k, v), grid, terms = case(3, 3, 3, (4, 19), Window(5), {"spatial", "pose"})
+    tables = [(size * t.detach()).requires_grad_() for t in (terms.spatial, terms.pose)]
+    terms = replace(terms, spatial=tables[0], pose=tables[1])
+    got, expected = (outputs_and_gradients(b, (q, k, v), grid, terms, "all") for b in ("native", "reference"))
+    assert all(t.isfinite().all() for t in got)
+    assert_same(got, expected, 1e-8)
+
+
 @pytest.mark.parametrize("query", ["own", "all"])
 def test_a_later_stretch_of_keys_may_have_any_larger_scores(query):
     """Scores grow along the keys, beyond what exponentials hold."""

@@ -202,29 +202,84 @@ template <class T> struct WindowPass {
         }, group);
     }
 
-    // The products of all query poses with the keys, which all output poses share: group by group, (keys, G) each.
+    // A score is a sum of what the content, offsets and poses give, and its exponential the product of theirs: those of
+    // the content serve all output poses. Each is at most 1. Where a query's largest terms do not meet in one key all
+    // products may be too small: then they are made from the scores.
+    static constexpr T SMALL = sizeof(T) == 4 ? T(0x1p-40) : T(0x1p-400);
+
+    // The exponentials of numbers (n, G), divided by the largest, in place.
+    template <int G> void exponentiate(W* x, int64_t n) const {
+        const T unit = this->unit;
+        W most[G];
+        UNROLL for (int g = 0; g < G; g++) most[g] = x[g];
+        for (int64_t i = 1; i < n; i++)
+            UNROLL for (int g = 0; g < G; g++) most[g] = larger<T>(most[g], x[i * G + g]);
+        for (int64_t i = 0; i < n; i++)
+            UNROLL for (int g = 0; g < G; g++) x[i * G + g] = exp2<T>(x[i * G + g] - most[g], unit);
+    }
+    // The exponentials of the products of all query poses with the keys: group by group, (keys, G) each.
     void make_content() {
         each_group(query_poses, [&](auto size, int64_t pose) {
             constexpr int G = size;
-            W* x = query_group.data + channels * pose;
+            W *x = query_group.data + channels * pose, *to = content.data + most_keys * pose;
             packing.template gather<G>(q, query_poses, channels, pose, place_of(query_poses * channels), x);
             bias.template add_mask<G>(window, mask, false);
-            multiply_keys<T, G>(window, k.data, channels, x, bias.by_offset.data, nullptr,
-                                content.data + most_keys * pose);
+            multiply_keys<T, G>(window, k.data, channels, x, bias.by_offset.data, nullptr, to);
+            exponentiate<G>(to, window.num_keys);
         });
     }
-    // The scores of a group of query poses seen from an output pose, to `scores`.
-    template <int G> void scores_all(int64_t out_pose, int64_t pose) {
+    // Products of exponentials, of a group of query poses seen from an output pose, to `scores`; their sums.
+    template <int G> void multiply_all(int64_t out_pose, int64_t pose, W* total) {
         bias.template forward<G>(query_group.data + channels * pose, window, out_pose, false);
+        if (bias.spatial) exponentiate<G>(bias.by_offset.data, window.places);
+        if (bias.pose) exponentiate<G>(bias.by_pose.data, key_poses);
         const W* from = content.data + most_keys * pose;
-        for (int64_t l = 0; l < window.places; l++)
-            for (int64_t p = 0; p < key_poses; p++)
-                UNROLL for (int g = 0; g < G; g++) {
-                    const int64_t n = (l * key_poses + p) * G + g;
-                    scores[n] = from[n];
-                    if (bias.spatial) scores[n] += bias.by_offset[l * G + g];
-                    if (bias.pose) scores[n] += bias.by_pose[p * G + g];
-                }
+        each_span(window.places, key_poses, [&](int64_t first, int64_t last) {
+            W part[G] = {};
+            for (int64_t l = first; l < last; l++) {
+                W of_place[G];
+                UNROLL for (int g = 0; g < G; g++) of_place[g] = bias.spatial ? bias.by_offset[l * G + g] : all(T(1));
+                for (int64_t p = 0, n = l * key_poses * G; p < key_poses; p++, n += G)
+                    UNROLL for (int g = 0; g < G; g++) {
+                        const W y = from[n + g] * of_place[g];
+                        part[g] += scores[n + g] = bias.pose ? y * bias.by_pose[p * G + g] : y;
+                    }
+            }
+            UNROLL for (int g = 0; g < G; g++) total[g] += part[g];
+        });
+    }
+    // Their scores, to `scores`.
+    template <int G> void scores_all(int64_t out_pose, int64_t pose) {
+        const W* x = query_group.data + channels * pose;
+        bias.template forward<G>(x, window, out_pose, false);
+        bias.template add_mask<G>(window, mask, bool(bias.spatial));
+        multiply_keys<T, G>(window, k.data, channels, x, bias.by_offset.data, bias.of_poses(), scores.data);
+    }
+    // Exponentials to `scores` and what makes their sums 1, stored with the sign - where they are made from the scores.
+    template <int G> void exponentials_all(int64_t out_pose, int64_t pose, int64_t row, W* factor) {
+        W total[G] = {};
+        multiply_all<G>(out_pose, pose, total);
+        bool large = true;
+        for (int g = 0; g < G; g++)
+            for (int lane = 0; lane < width; lane++) large &= total[g][lane] >= SMALL;
+        UNROLL for (int g = 0; g < G; g++) factor[g] = T(1) / total[g];
+        if (!large) scores_all<G>(out_pose, pose), exponentials<G>(scores.data, row, factor);
+        UNROLL for (int g = 0; g < G; g++) store(factor_of(row + g), large ? factor[g] : -factor[g]);
+    }
+    // The same again, from what is stored.
+    template <int G> void remake_exponentials(int64_t out_pose, int64_t pose, int64_t row, W* factor) {
+        bool large = true;
+        for (int g = 0; g < G; g++) {
+            factor[g] = load(factor_of(row + g));
+            for (int lane = 0; lane < width; lane++) large &= !(factor[g][lane] < 0);
+        }
+        W most[G], total[G] = {};
+        if (large) return multiply_all<G>(out_pose, pose, total);
+        scores_all<G>(out_pose, pose);
+        const T unit = this->unit;
+        UNROLL for (int g = 0; g < G; g++) most[g] = load(most_of(row + g)), factor[g] = -factor[g];
+        for (int64_t n = 0; n < window.num_keys; n++)
+            UNROLL for (int g = 0; g < G; g++) scores[n * G + g] = exp2<T>(scores[n * G + g] - most[g], unit);
     }
 
     void forward_all() {
@@ -236,9 +291,8 @@ template <class T> struct WindowPass {
                 each_group(query_poses, [&](auto size, int64_t pose) {
                     constexpr int G = size;
                     const int64_t row = (first_out_pose + f) * query_poses + pose;
-                    scores_all<G>(first_out_pose + f, pose);
                     W factor[G];
-                    exponentials<G>(scores.data, row, factor);
+                    exponentials_all<G>(first_out_pose + f, pose, row, factor);
                     drop<G>(row, scores.data);
                     for (int64_t n = 0; n < window.num_keys; n++)
                         UNROLL for (int g = 0; g < G; g++) weight_sums[n * F + f] += scores[n * G + g] * factor[g];
@@ -262,10 +316,11 @@ template <class T> struct WindowPass {
                 each_group(query_poses, [&](auto size, int64_t pose) {
                     constexpr int G = size;
                     const int64_t row = (first_out_pose + f) * query_poses + pose;
-                    scores_all<G>(first_out_pose + f, pose);
+                    W factor[G];
+                    remake_exponentials<G>(first_out_pose + f, pose, row, factor);
                     W* to = grad_content.data + most_keys * pose;
-                    if (dropout.on) differentiate_all<F, G, true>(f, row, to);
-                    else differentiate_all<F, G, false>(f, row, to);
+                    if (dropout.on) differentiate_all<F, G, true>(f, row, factor, to);
+                    else differentiate_all<F, G, false>(f, row, factor, to);
                     bias.template backward<G>(query_group.data + channels * pose, window, first_out_pose + f, false,
                                               grads.data, grad_query_group.data + channels * pose);
                 });
@@ -280,23 +335,19 @@ template <class T> struct WindowPass {
                                           channels, grad_k);
         });
     }
-    // From scores and gradients of weights to gradients of scores, in `grads` and added to those of the content; the
+    // From exponentials and gradients of weights to gradients of scores, in `grads` and added to those of the content; the
     // weights are added to those of the other query poses. Without dropout the loop is short enough to be unrolled.
-    template <int F, int G, bool DROPS> void differentiate_all(int f, int64_t row, W* to) {
-        const T unit = this->unit;
-        W inner[G] = {}, most[G], factor[G];
+    template <int F, int G, bool DROPS> void differentiate_all(int f, int64_t row, const W* factor, W* to) {
+        W inner[G] = {};
         uint32_t of_row[G];
-        UNROLL for (int g = 0; g < G; g++) {
-            most[g] = load(most_of(row + g)), factor[g] = load(factor_of(row + g));
-            of_row[g] = row_key(row + g);
-        }
+        UNROLL for (int g = 0; g < G; g++) of_row[g] = row_key(row + g);
         each_span(window.num_keys, 1, [&](int64_t first, int64_t last) {
             W part[G] = {};
             for (int64_t n = first; n < last; n++) {
                 const W value = of_values[n * F + f];
                 W together = weight_sums[n * F + f];
                 UNROLL for (int g = 0; g < G; g++) {
-                    const W p = factor[g] * exp2<T>(scores[n * G + g] - most[g], unit);
+                    const W p = factor[g] * scores[n * G + g];
                     const W left = DROPS ? p * kept_of(of_row[g], n) : p;
                     const W grad = left * value;
                     part[g] += grad, together += left;
