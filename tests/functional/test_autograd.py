@@ -11,7 +11,7 @@ from escnn import gspaces
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
-from escnn_attention.functional import rotate
+from escnn_attention.functional import rotate, tables
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.grid import native, triton
 from escnn_attention.functional.grid.kernel import Arguments
@@ -75,6 +75,12 @@ def of_rotations() -> tuple[Operator, NamedTuple]:
     return rotate._operator, rotate._Arguments(*tensors, True, 12)
 
 
+def of_tables() -> tuple[Operator, NamedTuple]:
+    shapes = (3, 2), (3,), (2, 2, 3), (4, 2)
+    *weights, offsets = (torch.randn(*s, dtype=torch.float64) for s in shapes)
+    return tables._operator, tables._Arguments(*(w.requires_grad_() for w in weights), offsets)
+
+
 compiled = pytest.mark.skipif(NO_COMPILER is not None, reason=str(NO_COMPILER))
 OPERATORS = {
     "native-waves": pytest.param(with_waves, marks=compiled),
@@ -85,6 +91,7 @@ OPERATORS = {
     "pair_mlp": pytest.param(of_pairs, marks=compiled),
     "attentive": pytest.param(of_responses),
     "rotate": pytest.param(of_rotations, marks=interpreted),
+    "tables": pytest.param(of_tables, marks=interpreted),
 }
 
 

@@ -1,0 +1,102 @@
+"""Tables of a network of the offset: on CUDA small ones by one kernel that Triton compiles, in every pass."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from escnn_attention.functional.autograd import Operator, Passes, needs_operators
+from escnn_attention.functional.launch import on_device, power_of_two, why_not_run
+
+MOST = 2**17
+"""The most numbers of a table that the kernels make: of the gradients of a hidden unit one program sums all."""
+
+DEVICES = frozenset({"cuda"})
+"""Where kernels take the place of PyTorch's operations. An interpreter on the CPU would take far longer than these."""
+
+_ROWS, _TILE = 64, 2**12
+
+
+def network_table(offsets: Tensor, layer: Tensor, shift: Tensor, readout: Tensor) -> Tensor:
+    r"""The function :math:`W\,\mathrm{SiLU}(A\delta + b)` at all offsets, ``(M, R, C)``.
+
+    Args:
+        offsets: ``(R, d)``.
+        layer, shift: A, ``(F, d)``, and b, ``(F,)``.
+        readout: W, ``(M, C, F)``.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.tables import network_table
+        >>> network_table(torch.zeros(9, 2), torch.randn(16, 2), torch.zeros(16), torch.randn(3, 4, 16)).abs().max()
+        tensor(0.)
+    """
+    call = _Arguments(layer, shift, readout, offsets)
+    alike, device = all(t.dtype == offsets.dtype for t in call), offsets.device.type
+    runs = device in DEVICES and why_not_run(device) is None
+    if needs_operators(*call) or not runs or offsets.requires_grad or not alike:
+        return _plainly(call)
+    small = len(offsets) > 0 and len(offsets) * readout[..., 0].numel() <= MOST
+    return _operator(_Arguments(*(t.contiguous() for t in call))) if small else _plainly(call)
+
+
+class _Arguments(NamedTuple):
+    layer: Tensor
+    shift: Tensor
+    readout: Tensor
+    offsets: Tensor
+
+
+def _plainly(call: _Arguments) -> Tensor:
+    values = F.linear(F.silu(F.linear(call.offsets, call.layer, call.shift)), call.readout.flatten(0, 1))
+    return values.unflatten(1, call.readout.shape[:2]).transpose(0, 1)
+
+
+def _empty(call: _Arguments) -> tuple[Tensor, Tensor]:
+    heads, channels, _ = call.readout.shape
+    return call.offsets.new_empty(heads, len(call.offsets), channels), call.offsets.new_empty(0)
+
+
+def _forward_pass(call: _Arguments) -> tuple[Tensor, Tensor]:
+    out, nothing = _empty(call)
+    _launch("table", call, -(-len(call.offsets) // _constants(call)["BR"]), out)
+    return out, nothing
+
+
+def _backward_pass(
+    call: _Arguments, grad: Tensor, _: Tensor | None, __: Tensor, ___: list[bool]
+) -> list[Tensor | None]:
+    grads = [torch.empty_like(t) for t in call[:3]]
+    _launch("table_back", call, len(call.layer), grad.contiguous(), *grads)
+    return [*grads]
+
+
+def _launch(name: str, call: _Arguments, programs: int, *tensors: Tensor) -> None:
+    with on_device(call.offsets.device):
+        getattr(_kernels(), name)[(programs,)](
+            *(call.offsets, call.layer, call.shift, call.readout, *tensors, len(call.offsets)), **_constants(call)
+        )
+
+
+def _constants(call: _Arguments) -> dict[str, int]:
+    """The constants that both kernels are compiled for."""
+    (heads, channels, functions), dim = call.readout.shape, call.offsets.shape[1]
+    columns = power_of_two(heads * channels)
+    return {
+        **{"D": dim, "DP": power_of_two(dim), "F": functions, "MC": heads * channels, "OP": columns, "C": channels},
+        "BR": max(1, min(_ROWS, _TILE // columns)),
+    }
+
+
+@cache
+def _kernels() -> ModuleType:
+    return importlib.import_module("escnn_attention.functional.tables_kernels")
+
+
+_operator = Operator("network_table", _Arguments, 3, Passes(_forward_pass, _backward_pass, _empty, _plainly))

@@ -1,0 +1,75 @@
+"""The loops of :mod:`~escnn_attention.functional.tables`, for Triton to compile.
+
+Rows are offsets, and columns the channels of all heads: ``MC`` of them, ``C`` of each head.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1 / (1 + tl.exp(-x))
+
+
+@triton.jit
+def _places(r, o, rows, C: tl.constexpr):
+    """Where numbers of rows and columns are in a table of heads, rows and channels."""
+    return (o // C * rows * C + o % C)[None, :] + (r * C)[:, None]
+
+
+@triton.jit
+def _inner(points, layer, shift, f, d, D: tl.constexpr):
+    """What a hidden unit has before its activation, and its weights."""
+    weights = tl.load(layer + f * D + d, mask=d < D, other=0.0).to(points.dtype)
+    return tl.sum(points * weights[None, :], axis=1) + tl.load(shift + f).to(points.dtype)
+
+
+@triton.jit
+def _points(offsets, r, d, rows, D: tl.constexpr):
+    """Some offsets, in at least single precision."""
+    x = tl.load(offsets + r[:, None] * D + d[None, :], mask=(r < rows)[:, None] & (d < D)[None, :], other=0.0)
+    return x if x.dtype == tl.float64 else x.to(tl.float32)
+
+
+@triton.jit
+def table(
+    offsets, layer, shift, readout, out, rows,
+    D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, MC: tl.constexpr, OP: tl.constexpr, C: tl.constexpr,
+    BR: tl.constexpr,
+):  # fmt: skip
+    """The readout of all hidden units at some offsets."""
+    r, o, d = tl.program_id(0) * BR + tl.arange(0, BR), tl.arange(0, OP), tl.arange(0, DP)
+    points = _points(offsets, r, d, rows, D)
+    total = tl.zeros((BR, OP), points.dtype)
+    for f in range(F):
+        x = _inner(points, layer, shift, f, d, D)
+        total += (x * _sigmoid(x))[:, None] * tl.load(readout + o * F + f, mask=o < MC, other=0.0)[None, :]
+    tl.store(out + _places(r, o, rows, C), total.to(out.dtype.element_ty), mask=(r < rows)[:, None] & (o < MC)[None, :])
+
+
+@triton.jit
+def table_back(
+    offsets, layer, shift, readout, grad, grad_layer, grad_shift, grad_readout, rows,
+    D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, MC: tl.constexpr, OP: tl.constexpr, C: tl.constexpr,
+    BR: tl.constexpr,
+):  # fmt: skip
+    """The gradients of the weights of a hidden unit: sums over all offsets, in their order."""
+    f, o, d = tl.program_id(0), tl.arange(0, OP), tl.arange(0, DP)
+    first = _points(offsets, tl.arange(0, BR), d, rows, D)
+    weights = tl.load(readout + o * F + f, mask=o < MC, other=0.0).to(first.dtype)
+    of_readout, of_shift, of_layer = tl.zeros((OP,), first.dtype), tl.zeros((BR,), first.dtype), first * 0
+    for start in range(0, rows, BR):
+        r = start + tl.arange(0, BR)
+        points = _points(offsets, r, d, rows, D)
+        x = _inner(points, layer, shift, f, d, D)
+        s = _sigmoid(x)
+        here = (r < rows)[:, None] & (o < MC)[None, :]
+        change = tl.load(grad + _places(r, o, rows, C), mask=here, other=0.0).to(first.dtype)
+        of_x = tl.sum(change * weights[None, :], axis=1) * s * (1 + x * (1 - s))
+        of_readout += tl.sum(change * (x * s)[:, None], axis=0)
+        of_shift += of_x
+        of_layer += of_x[:, None] * points
+    tl.store(grad_readout + o * F + f, of_readout.to(grad_readout.dtype.element_ty), mask=o < MC)
+    tl.store(grad_shift + f, tl.sum(of_shift, axis=0).to(grad_shift.dtype.element_ty))
+    tl.store(grad_layer + f * D + d, tl.sum(of_layer, axis=0).to(grad_layer.dtype.element_ty), mask=d < D)
