@@ -20,6 +20,8 @@ _NARROW = 16
 _FEW = 2**16
 # Sums of so many numbers take longer than to start another.
 _LONG = 2**12
+# Sums for at most so many numbers that are this long or longer are made in parts.
+_FEW_SUMS, _LONG_SUM, _PARTS = 2**12, 2**16, 512
 # Numbers of gradients of weights that may be held for all images at once; of more, features are copied.
 _FEW_GRADIENTS = 2**22
 
@@ -65,9 +67,26 @@ def _multiply(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
     ``transposed`` asks for a result whose transpose is contiguous; rows that are long have precedence.
     """
     rows, columns = a.shape[1], b.shape[2]
+    if a.shape[2] >= _LONG_SUM and rows * columns <= _FEW_SUMS and _has_many_cores(a):
+        return _sum_in_parts(a, b)
     if min(rows, columns) < _NARROW:
         transposed = columns < rows
     return (b.mT @ a.mT).mT if transposed else a @ b
+
+
+def _has_many_cores(x: Tensor) -> bool:
+    """Whether a product of few numbers leaves most of a device without work, if each is summed by one core."""
+    return x.is_cuda
+
+
+def _sum_in_parts(a: Tensor, b: Tensor) -> Tensor:
+    """Products of ``(B, r, i)`` and ``(B, i, c)`` with long sums: partial ones are independent."""
+    whole = a.shape[2] // _PARTS * _PARTS
+    found = []
+    for x, y in zip(a, b, strict=True):
+        of_parts = x[:, :whole].unflatten(1, (_PARTS, -1)).transpose(0, 1) @ y[:whole].unflatten(0, (_PARTS, -1))
+        found.append(of_parts.sum(0) + x[:, whole:] @ y[whole:])
+    return torch.stack(found)
 
 
 def _is_transposed(x: Tensor) -> bool:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from escnn_attention.functional import matmul as module
 from escnn_attention.functional.matmul import (
     Columns,
     add_columns,
@@ -65,6 +66,30 @@ def test_half_precision_under_autocast(dtype, lower):
         y = matmul(a, b)
         assert y.dtype == (a @ b).dtype == lower
     assert [g.dtype for g in torch.autograd.grad(y.float().sum(), (a, b))] == [dtype, dtype]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_long_sums_are_made_in_parts_where_there_are_many_cores(monkeypatch, transposed):
+    """The gradients of weights of a network at every pair of points."""
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 3, 47, dtype=torch.float64), torch.randn(2, 47, 4, dtype=torch.float64)
+    if transposed:
+        b = b.mT.contiguous().mT
+    expected, summed = a @ b, []
+    for name, value in {"_LONG_SUM": 40, "_PARTS": 5, "_has_many_cores": lambda _: True}.items():
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(module, "_sum_in_parts", lambda *t, f=module._sum_in_parts: summed.append(f(*t)) or summed[-1])
+    torch.testing.assert_close(matmul(a, b), expected)
+    weight, x = (
+        torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True),
+        torch.randn(2, 4, 47, dtype=torch.float64),
+    )
+    (grad,) = torch.autograd.grad((matmul(weight, x) * a).sum(), weight)
+    torch.testing.assert_close(grad, a @ x.mT)
+    assert len(summed) == 2
+    monkeypatch.setattr(module, "_FEW_SUMS", 11)
+    assert torch.equal(matmul(a, b), expected)
+    assert len(summed) == 2
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 3, 1, 6), (2, 4, 1, 1, 6), (2, 4, 3, 5, 6), (6,)])
