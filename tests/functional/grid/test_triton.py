@@ -448,7 +448,7 @@ for name, summed, window, (channels, bits, dropout) in json.loads(sys.argv[1]):
     call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, *grid, summed, dropout, 1)
     if triton.tiled(False, channels, q.dtype):
         kernel = getattr(triton_kernels_tiles, name)
-        warps, constants = triton_tiles.launched(name, call)[2:]
+        _, _, warps, constants, _ = triton_tiles.launched(name, call)
     elif summed:
         kernel, warps, constants = getattr(triton_kernels, name), 1, triton._constants(call, triton._shape(call))
     else:
