@@ -189,17 +189,19 @@ def grouped_linears(
 def apart(made: Tensor, parts: int, side_by_side: bool | None = None) -> Sequence[Tensor]:
     """Parts ``(G', B, *space, p, c)`` of a tensor ``(G, B, *space, p, c)``.
 
-    Their gradients are put together in one piece, in the order of the axes here: on the CPU by group, else as
-    :func:`grouped_linear` has made them, with positions side by side or by position.
+    Their gradients are put together in one piece, as :func:`grouped_linear` has made them: with positions side by
+    side, on the CPU by group, else by position.
     """
     if parts == 1:
         return [made]
     made = made.unflatten(0, (parts, -1))
+    if side_by_side:
+        found = list(made.movedim(2, 0).movedim((-2, -1), (3, 4)).unbind(1))
+        for i, t in enumerate(found):
+            found[i] = t.movedim((2, 3), (-2, -1)).transpose(0, 1)
+        return found
     if made.device.type == "cpu":
         return made.unbind()
-    if side_by_side:
-        made = made.movedim(2, 0).movedim((-2, -1), (3, 4))
-        return [t.movedim((2, 3), (-2, -1)).transpose(0, 1) for t in made.unbind(1)]
     return [t.movedim(-3, 0) for t in made.movedim((0, 1), (-4, -3)).unbind(-4)]
 
 
