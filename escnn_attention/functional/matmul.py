@@ -175,7 +175,8 @@ def grouped_linears(
     """
     rows = math.prod(x.shape[:-1])  # in programs it may be any number
     outputs = math.prod(weight.shape[:-1]) if columns is None else weight.shape[0] * len(columns.seen)
-    if parts == 1 or x.device.type != "cpu" or not isinstance(rows, int) or rows * outputs <= _FEW:
+    one_group = columns is not None and columns.groups == parts  # A single group would have its poses inside.
+    if parts == 1 or x.device.type != "cpu" or not isinstance(rows, int) or rows * outputs <= _FEW or one_group:
         return apart(grouped_linear(x, weight, bias, columns, side_by_side), parts, side_by_side)
     groups = (len(weight) if columns is None else columns.groups) // parts
     columns = None if columns is None else columns._replace(groups=groups)
