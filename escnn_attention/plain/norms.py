@@ -96,10 +96,7 @@ class LayerNorm(ExactBuffers):
         if self.scope == "position" and self.kind != "fields" and (self.centred or self.kind == "rms"):
             return self._in_one_pass(y, 1).to(x.dtype)
         if self.scope == "sample" and self.kind == "layer" and self.centred:
-            weight, bias = self._of_channels(y, 1)
-            # PyTorch's forward derivative of this operator fails on tensors that are not contiguous.
-            y = y if forward_ad._current_level < 0 else y.contiguous()
-            return torch.group_norm(y, 1, weight, bias, self.eps).to(x.dtype)
+            return self._of_groups(y, 1).to(x.dtype)
         over = tuple(range(1, x.dim())) if self.scope == "sample" else (1,)
         shape = (-1,) + (1,) * (x.dim() - 2)
         if self.kind == "layer":
@@ -131,8 +128,7 @@ class LayerNorm(ExactBuffers):
                 "signs; needed several positions, or fewer groups"
             )
         if self.scope == "sample" and self.kind == "layer" and self.centred and self.equal_sizes:
-            weight, bias = self._of_channels(y, 1)
-            return torch.group_norm(y, self.groups, weight, bias, self.eps)
+            return self._of_groups(y, self.groups)
         assert self.sizes is not None
         shape = (-1,) + (1,) * (y.dim() - 2)
         permuted, all_channels = self.sizes.to(y.dtype).view(2, *shape)
@@ -148,6 +144,12 @@ class LayerNorm(ExactBuffers):
             has_mean = self.mean.to(y.dtype).view(shape)
             y = y - has_mean * mean(y * has_mean, permuted)
         return self._affine(y * torch.rsqrt(mean(y.square(), all_channels) + self.eps), shape)
+
+    def _of_groups(self, y: Tensor, groups: int) -> Tensor:
+        """The norm with statistics of so many groups of channels, over space too, by one operation of torch."""
+        # Its derivatives in forward mode and transforms of torch.func need tensors that are contiguous.
+        y = y.contiguous() if forward_ad._current_level >= 0 or is_transformed(y) else y
+        return torch.group_norm(y, groups, *self._of_channels(y, 1), self.eps)
 
     def _in_one_pass(self, y: Tensor, step: int) -> Tensor:
         """The norm over axis 1 by one operation of torch; its entries are every so many channels.

@@ -297,7 +297,8 @@ def test_parts_have_gradients_in_every_order_of_memory():
 @pytest.mark.parametrize("gathers", [False, True])
 @pytest.mark.parametrize("biased", [0, 2, 4, 6])
 @pytest.mark.parametrize("few", [0, 2**16])
-def test_parts_are_those_of_one_map(gathers, biased, few, monkeypatch):
+@pytest.mark.parametrize("number", [3, 6])
+def test_parts_are_those_of_one_map(gathers, biased, few, number, monkeypatch):
     """One product or several; some of the first groups have a bias."""
     monkeypatch.setattr("escnn_attention.functional.matmul._FEW", few)
     weight, seen, x = drawn(6, 5), columns(6) if gathers else None, drawn(2, 5, 3, 2).movedim(1, -1)
@@ -305,7 +306,8 @@ def test_parts_are_those_of_one_map(gathers, biased, few, monkeypatch):
     bias = drawn(biased, 1, 1) if biased else None
     leaves = [weight, x] + [bias] * (bias is not None)
     whole = grouped_linear(x, weight, bias, seen, True)
-    parts = grouped_linears(3, x, weight, bias, seen, True)
+    parts = grouped_linears(number, x, weight, bias, seen, True)
+    assert len(parts) == number
     assert all(part.stride(-3) == 1 for part in parts)
     torch.testing.assert_close(torch.cat(list(parts)), whole)
     gradients = torch.autograd.grad(torch.cat(list(parts)).square().sum(), leaves)

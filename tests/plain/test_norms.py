@@ -113,5 +113,18 @@ def test_forward_derivatives_of_tensors_that_are_not_contiguous():
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_transforms_of_tensors_that_are_not_contiguous(num_groups):
+    """As in the last test."""
+    group = None if num_groups == 1 else np.arange(6) // 3
+    module = LayerNorm(
+        np.arange(6), np.ones(6), np.ones((6, 1)), scope="sample", eps=0.1, affine=True, group=group
+    ).double()
+    x = torch.randn(2, 3, 4, 3, 6, dtype=torch.float64).movedim(-1, 2)
+    found = torch.func.vmap(torch.func.grad(lambda x: module(x).sin().sum()))(x)
+    expected = torch.func.vmap(torch.func.grad(lambda x: module(x).sin().sum()))(x.contiguous())
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_repr():
     assert "scope='sample', eps=0.1, affine=False" in repr(layer_norm(scope="sample", eps=0.1, affine=False))
