@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from operator import attrgetter
 
 import torch
@@ -327,16 +326,14 @@ class RowsOf:
     def __init__(self, index: Tensor, filling: int | Tensor | None, first: int | None):
         self._index, self._filling = index, filling
         self._first = first
-
-    @cached_property
-    def _filled(self) -> Tensor:
-        # The compiled loop reads most keys where they are.
-        index, filling = self._index, self._filling
-        return (index if filling is None else torch.where(index < 0, filling, index)).flatten()
+        self._filled: Tensor | None = None
 
     def __call__(self, rows: Tensor) -> Tensor:
         number = self._index.numel()
         if self._first is None:
+            if self._filled is None:  # Not before: the compiled loop reads most keys where they are.
+                index, filling = self._index, self._filling
+                self._filled = (index if filling is None else torch.where(index < 0, filling, index)).flatten()
             rows = rows.index_select(0, self._filled)
         elif rows.shape[0] > number:
             rows = rows[self._first : self._first + number]
