@@ -66,7 +66,7 @@ def attention_between_points():
     ("make", "most"),
     [
         (attention_on_a_grid, (19, 63, 41)),
-        (block_on_a_grid, (25, 75, 87)),
+        (block_on_a_grid, (25, 75, 89)),
         (attention_between_points, (20, 108, 66)),
     ],
 )

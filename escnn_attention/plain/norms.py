@@ -89,14 +89,23 @@ class LayerNorm(ExactBuffers):
     def forward(self, x: Tensor) -> Tensor:
         # Statistics of half precision numbers are taken in single precision, as torch's own layer norm does.
         y = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        if self.group is not None and not self.varied and math.prod(y.shape[2:]) == 1:
+            raise ValueError(
+                f"input: FieldLayerNorm got a single position, of which num_groups={self.groups} leaves zeros or "
+                "signs; needed several positions, or fewer groups"
+            )
+        of_samples = self.scope == "sample" and self.kind == "layer" and self.centred
+        if of_samples and (self.group is None or self.equal_sizes):
+            # Its derivatives in forward mode and transforms of torch.func need tensors that are contiguous.
+            if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+                y = y.contiguous()
+            return torch.group_norm(y, self.groups, *self._of_channels(y, 1), self.eps).to(x.dtype)
         if self.group is not None:
             return self._in_groups(y, self.group).to(x.dtype)
         if self.poses is not None:
             return self._in_one_pass(y.unflatten(1, (-1, self.poses)), self.poses).flatten(1, 2).to(x.dtype)
         if self.scope == "position" and self.kind != "fields" and (self.centred or self.kind == "rms"):
             return self._in_one_pass(y, 1).to(x.dtype)
-        if self.scope == "sample" and self.kind == "layer" and self.centred:
-            return self._of_groups(y, 1).to(x.dtype)
         over = tuple(range(1, x.dim())) if self.scope == "sample" else (1,)
         shape = (-1,) + (1,) * (x.dim() - 2)
         if self.kind == "layer":
@@ -122,13 +131,6 @@ class LayerNorm(ExactBuffers):
 
     def _in_groups(self, y: Tensor, group: Tensor) -> Tensor:
         """The norm with statistics of each group of fields."""
-        if not self.varied and math.prod(y.shape[2:]) == 1:
-            raise ValueError(
-                f"input: FieldLayerNorm got a single position, of which num_groups={self.groups} leaves zeros or "
-                "signs; needed several positions, or fewer groups"
-            )
-        if self.scope == "sample" and self.kind == "layer" and self.centred and self.equal_sizes:
-            return self._of_groups(y, self.groups)
         assert self.sizes is not None
         shape = (-1,) + (1,) * (y.dim() - 2)
         permuted, all_channels = self.sizes.to(y.dtype).view(2, *shape)
@@ -144,12 +146,6 @@ class LayerNorm(ExactBuffers):
             has_mean = self.mean.to(y.dtype).view(shape)
             y = y - has_mean * mean(y * has_mean, permuted)
         return self._affine(y * torch.rsqrt(mean(y.square(), all_channels) + self.eps), shape)
-
-    def _of_groups(self, y: Tensor, groups: int) -> Tensor:
-        """The norm with statistics of so many groups of channels, over space too, by one operation of torch."""
-        # Its derivatives in forward mode and transforms of torch.func need tensors that are contiguous.
-        y = y.contiguous() if forward_ad._current_level >= 0 or is_transformed(y) else y
-        return torch.group_norm(y, groups, *self._of_channels(y, 1), self.eps)
 
     def _in_one_pass(self, y: Tensor, step: int) -> Tensor:
         """The norm over axis 1 by one operation of torch; its entries are every so many channels.

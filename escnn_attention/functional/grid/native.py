@@ -218,7 +218,7 @@ def _packaged(call: Arguments) -> Tensor:
     in_memory = (None if t is None else t.permute(1, 0, 3, 4, 2) for t in members.arrays[:3])
     members = members._replace(arrays=[*in_memory, *members.arrays[3:]])
     out = _packaged_loop(call.q.dtype, members, shape)  # whose numbers lie in another order
-    return out.view(images, heads, call.num_poses, channels, positions).permute(1, 0, 4, 2, 3)
+    return out.flatten().view(images, heads, call.num_poses, channels, positions).permute(1, 0, 4, 2, 3)
 
 
 class _Space(NamedTuple):
