@@ -134,8 +134,12 @@ def tiles(shape: tuple[int, ...], kernel_size: int, row_poses: int, column_poses
     left, block = max(1, most // power_of_two(row_poses)), [1, 1, 1]
     sides = (1,) * (3 - len(shape)) + shape
     while left > 1:
-        # Blocks are as wide as they are high: their windows have most in common.
-        axis = min((2, 1, 0), key=lambda axis: (block[axis] >= sides[axis], block[axis]))
+        # Blocks are as wide as they are high: their windows have most in common. Axes that are covered come last.
+        axis = 2
+        for other in (1, 0):
+            covered = block[axis] >= sides[axis], block[other] >= sides[other]
+            if covered == (True, False) or (covered[0] == covered[1] and block[other] < block[axis]):
+                axis = other
         block[axis] *= 2
         left //= 2
     others = max(1, most // power_of_two(column_poses))
