@@ -116,8 +116,5 @@ for (vectors, of_angles), (at, unit, pose), chip in zip(numbers, modes, (80, 90,
 """
 
 
-def test_kernels_compile_for_a_gpu_in_every_precision(run_python, monkeypatch, tmp_path):
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    assert run_python(_COMPILE).split() == ["True"] * 6
+def test_kernels_compile_for_a_gpu_in_every_precision(compiled):
+    assert compiled(_COMPILE).split() == ["True"] * 6

@@ -88,8 +88,5 @@ for numbers, chip in [("bf16", 80), ("fp32", 90), ("fp64", 80)]:
 """
 
 
-def test_kernels_compile_for_a_gpu_in_every_precision(run_python, monkeypatch, tmp_path):
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    assert run_python(_COMPILE).split() == ["True"] * 6
+def test_kernels_compile_for_a_gpu_in_every_precision(compiled):
+    assert compiled(_COMPILE).split() == ["True"] * 6
