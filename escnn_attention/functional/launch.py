@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -48,6 +50,12 @@ def _installed() -> bool:
 @cache
 def _has_compiler(chosen: str | None) -> bool:
     return any(shutil.which(name) for name in (chosen, "cc", "gcc", "clang") if name)
+
+
+@cache
+def kernels(module: str) -> ModuleType:
+    """A module of kernels in :mod:`escnn_attention.functional`, which imports Triton."""
+    return importlib.import_module(f"escnn_attention.functional.{module}")
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-from functools import cache
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -13,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional.autograd import Operator, Passes, needs_operators
-from escnn_attention.functional.launch import on_device, power_of_two, why_not_run
+from escnn_attention.functional.launch import kernels, on_device, power_of_two, why_not_run
 
 _PROGRAMS, _LEAST = 512, 8
 """How many programs of the backward pass there are for few angles, and how many vectors each rotates at least."""
@@ -145,7 +142,7 @@ def _forward_pass(call: _Arguments) -> tuple[Tensor, Tensor]:
     strides = _strides(call, *tensors, call.angle, out)
     start = 0 if call.waves else 2 * frequencies
     with on_device(out.device):
-        _kernels().rotate[(-(-rows // tile),)](
+        kernels("rotate_kernels").rotate[(-(-rows // tile),)](
             *(*tensors, call.angle, out, rows, *call.shape[1:5], *strides),
             **_constants(call),
             START=start,
@@ -190,7 +187,7 @@ def _turn_back(call: _Arguments, grad: Tensor, of_pairs: Tensor | None) -> Tenso
     pairs, to = grad if call.pairs is None else call.pairs, grad if of_pairs is None else of_pairs
     pose = grad if call.pose is None or call.waves else call.pose
     with on_device(angle.device):
-        _kernels().rotate_back[tiles, stretches](
+        kernels("rotate_kernels").rotate_back[tiles, stretches](
             *(pairs, pose, angle, grad, to, of_angle, rows, angle.numel(), count, -(-count // stretches)),
             *(*angle.shape[1:5], *shared[1:], *angle.stride()[:-1], *_strides(call, pairs, pose, grad, to)),
             **(_constants(call) | {"POSE": call.pose is not None and not call.waves}),
@@ -211,11 +208,6 @@ def _constants(call: _Arguments) -> dict[str, int]:
         **{"F": frequencies, "FP": power_of_two(frequencies), "C": call.x.shape[-1], "AT": call.first_pair},
         **{"UNIT": call.pairs is None, "POSE": call.pose is not None},
     }
-
-
-@cache
-def _kernels() -> ModuleType:
-    return importlib.import_module("escnn_attention.functional.rotate_kernels")
 
 
 _operator = Operator("rotate", _Arguments, 4, Passes(_forward_pass, _backward_pass, _empty, _plainly))

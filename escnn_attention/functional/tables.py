@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from functools import cache
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -12,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional.autograd import Operator, Passes, needs_operators
-from escnn_attention.functional.launch import on_device, power_of_two, why_not_run
+from escnn_attention.functional.launch import kernels, on_device, power_of_two, why_not_run
 
 MOST = 2**17
 """The most numbers of a table that the kernels make: of the gradients of a hidden unit one program sums all."""
@@ -79,7 +76,7 @@ def _backward_pass(
 
 def _launch(name: str, call: _Arguments, programs: int, *tensors: Tensor) -> None:
     with on_device(call.offsets.device):
-        getattr(_kernels(), name)[(programs,)](
+        getattr(kernels("tables_kernels"), name)[(programs,)](
             *(call.offsets, call.layer, call.shift, call.readout, *tensors, len(call.offsets)), **_constants(call)
         )
 
@@ -92,11 +89,6 @@ def _constants(call: _Arguments) -> dict[str, int]:
         **{"D": dim, "DP": power_of_two(dim), "F": functions, "MC": heads * channels, "OP": columns, "C": channels},
         "BR": max(1, min(_ROWS, _TILE // columns)),
     }
-
-
-@cache
-def _kernels() -> ModuleType:
-    return importlib.import_module("escnn_attention.functional.tables_kernels")
 
 
 _operator = Operator("network_table", _Arguments, 3, Passes(_forward_pass, _backward_pass, _empty, _plainly))

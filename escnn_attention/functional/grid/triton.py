@@ -34,12 +34,11 @@ from escnn_attention.functional.grid.triton_launch import (
     chunks,
     gradients_of_terms,
     grid_constants,
-    kernels,
     positions_side_by_side,
     rows_of_tables,
     steps,
 )
-from escnn_attention.functional.launch import by_shapes, interpreted, on_device, power_of_two, why_not_run
+from escnn_attention.functional.launch import by_shapes, interpreted, kernels, on_device, power_of_two, why_not_run
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.geometry.cache import constant_result
 
@@ -250,7 +249,7 @@ def _launch(
     # What there is none of is not read.
     tensors = (q if t is None else t for t in (*inputs, window, call.seed, *others))
     with on_device(q.device):
-        getattr(kernels("triton_kernels"), name)[blocks * (rows.stop - rows.start), programs](
+        getattr(kernels("grid.triton_kernels"), name)[blocks * (rows.stop - rows.start), programs](
             *tensors,
             rows.start,
             **_constants(call, shape),

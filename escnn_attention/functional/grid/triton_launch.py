@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from functools import cache
-from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional.grid.kernel import Arguments, steps_of
+from escnn_attention.functional.launch import kernels
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
 
@@ -20,12 +19,6 @@ from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
 def taken(module: str, kernel: str) -> frozenset[str]:
     """The names of the arguments of a kernel."""
     return frozenset(getattr(kernels(module), kernel).arg_names)
-
-
-@cache
-def kernels(name: str) -> ModuleType:
-    """The kernels of a module beside this one, which imports Triton."""
-    return importlib.import_module(f"escnn_attention.functional.grid.{name}")
 
 
 def positions_side_by_side(vectors: Tensor) -> Tensor:

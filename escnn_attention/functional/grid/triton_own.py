@@ -19,13 +19,12 @@ from escnn_attention.functional.grid.triton_launch import (
     chunks,
     gradients_of_terms,
     grid_constants,
-    kernels,
     positions_side_by_side,
     rows_of_tables,
     steps,
     taken,
 )
-from escnn_attention.functional.launch import by_shapes, interpreted, on_device, power_of_two
+from escnn_attention.functional.launch import by_shapes, interpreted, kernels, on_device, power_of_two
 
 _NUMBERS = 40
 """How many numbers of the vectors of its poses a thread has at most: its registers hold up to four such vectors."""
@@ -154,12 +153,12 @@ def _launch(name: str, call: Arguments, rows: slice, tensors: dict[str, Tensor |
     for vectors, t in tensors.items():
         if t is not None and t.dim() == 5:
             sizes |= {f"{vectors}_head": t.stride(0), f"{vectors}_image": t.stride(1)}
-    kernel = getattr(kernels("triton_kernels_own"), name)
+    kernel = getattr(kernels("grid.triton_kernels_own"), name)
     # What there is none of is not read.
     given = {n: call.q if t is None else t for n, t in tensors.items()}
     window = steps(tuple(call.shape), call.kernel_size, call.window, call.dilation, device)
     given |= {"steps": window, "seed": call.q if call.seed is None else call.seed}
-    names = taken("triton_kernels_own", name)
+    names = taken("grid.triton_kernels_own", name)
     arguments = {n: value for n, value in (given | sizes).items() if n in names}
     with on_device(device):
         kernel[-(-positions // chosen.positions), poses // chosen.poses](

@@ -24,11 +24,10 @@ from escnn_attention.functional.grid.triton_launch import (
     chunks,
     gradients_of_terms,
     grid_constants,
-    kernels,
     rows_of_tables,
     taken,
 )
-from escnn_attention.functional.launch import by_shapes, interpreted, on_device, power_of_two
+from escnn_attention.functional.launch import by_shapes, interpreted, kernels, on_device, power_of_two
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
 
@@ -263,7 +262,7 @@ def _launch(
     name: str, call: Arguments, rows: slice, vectors: Mapping[str, Tensor], others: Mapping[str, Tensor | None]
 ) -> None:
     """Run a kernel on some images, with vectors and what else there is."""
-    kernel, chosen = getattr(kernels("triton_kernels_tiles"), name), launched(name, call)
+    kernel, chosen = getattr(kernels("grid.triton_kernels_tiles"), name), launched(name, call)
     given = {**others, **chosen.tables, "seed": call.seed, "first": rows.start, "batch": call.q.shape[1]}
     for n, t in vectors.items():
         if n in chosen.taken:
@@ -288,7 +287,7 @@ def launched(name: str, call: Arguments) -> Launched:
 
 @by_shapes
 def _launched(name: str, call: Arguments, rows: int, precision: str, by_numpy: bool) -> Launched:
-    names = taken("triton_kernels_tiles", name)
+    names = taken("grid.triton_kernels_tiles", name)
     of_products = name in ("mark", "know", "of_queries", "of_tables")
     programs, tables, warps, found, _ = _of_products(name, call) if of_products else _of_pass(name, call)
     found |= _constants(call, by_numpy) | {"IN": precision}
@@ -343,7 +342,7 @@ def _constants(call: Arguments, by_numpy: bool) -> dict[str, Any]:
     """The constants of all kernels, which NumPy may interpret."""
     (query_poses, channels), key_poses = call.q.shape[3:], call.k.shape[3]
     table, count = rows_of_tables(call), pairs(call)
-    kinds = {name: kernels("triton_kernels_tiles").tl.dtype(name) for name in ("fp64", "fp32", "bf16", "fp16")}
+    kinds = {name: kernels("grid.triton_kernels_tiles").tl.dtype(name) for name in ("fp64", "fp32", "bf16", "fp16")}
     sums = kinds[f"fp{8 * _exact(call.q.dtype).itemsize}"]
     own = {torch.bfloat16: kinds["bf16"], torch.float16: kinds["fp16"]}.get(call.q.dtype, sums)
     return {

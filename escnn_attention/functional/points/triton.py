@@ -8,10 +8,7 @@ encoding makes them. Every number is summed by one program, in the same order in
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from functools import cache
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +17,7 @@ from torch import Tensor
 
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.call import Normalization
-from escnn_attention.functional.launch import interpreted, on_device, power_of_two, why_not_run
+from escnn_attention.functional.launch import interpreted, kernels, on_device, power_of_two, why_not_run
 from escnn_attention.functional.points.call import PairScores, PointCall, against
 from escnn_attention.functional.points.native import of_rows, why_not_first
 from escnn_attention.functional.points.portable import Chunks, Weights, attend_in_chunks
@@ -341,7 +338,7 @@ def _launch(name: str, call: Arguments, others: dict[str, Any]) -> None:
         grid = (-(-points // chosen["LANES"]) * -(-heads // each), of_poses)
     else:
         grid = (call.number * -(-heads // chosen["R"]), call.num_poses)
-    kernel = getattr(_kernels(), name)
+    kernel = getattr(kernels("points.triton_kernels"), name)
     tensors: dict[str, Any] = {n: t for n, t in call._asdict().items() if n in kernel.arg_names}
     tensors |= {"measure": call.log_measure, "seed": call.seed} | others
     sizes = {"number": call.number, "points": points}
@@ -356,11 +353,6 @@ def _launch(name: str, call: Arguments, others: dict[str, Any]) -> None:
             num_stages=1,
             enable_fp_fusion=True,  # which is the default of some versions only
         )
-
-
-@cache
-def _kernels() -> ModuleType:
-    return importlib.import_module("escnn_attention.functional.points.triton_kernels")
 
 
 def _plainly(call: Arguments) -> Tensor:
