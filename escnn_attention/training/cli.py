@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_type_hints
 
@@ -220,13 +221,12 @@ def _run_comparison(settings: Settings, threads: int | None) -> None:
     # Imported late: --help and mistakes in the options need nothing of it.
     with console.status("loading torch, escnn and Lightning"):
         from escnn_attention.training.comparison.compare import compare as run
-        from escnn_attention.training.comparison.console import ConsoleReporter, result_table
+        from escnn_attention.training.comparison.console import result_table
         from escnn_attention.training.errors import UserError
     settings = replace(settings, jobs=settings.jobs or _choose_jobs(settings))
     _choose_threads(threads, settings.jobs)
     try:
-        with ConsoleReporter(console) as report:
-            comparison = run(settings, report)
+        comparison = run(settings, partial(print, flush=True))
     except UserError as error:
         _fail(error)
     console.print()

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from escnn_attention.nn.summary import count_parameters
-from escnn_attention.training.comparison.compare import Reporter, configure, train
+from escnn_attention.training.comparison.compare import configure, train
 from escnn_attention.training.comparison.measure import (
     ANY_ANGLE,
     UPRIGHT,
@@ -120,7 +120,7 @@ def run(name: str, changes: Mapping[str, Any], settings: Settings) -> dict[str, 
             raise UserError(f"--out: {finished} is of another network or training; choose another folder")
         found: dict[str, float] = kept["measured"]
         return found
-    training = train(config, settings.folder / name, Reporter())
+    training = train(config, settings.folder / name)
     network = training.model.network
     images = orient(data.test[0], gspace_by_name(settings.group))
     wanted = {orientation: images[orientation] for orientation in (UPRIGHT, ANY_ANGLE)}

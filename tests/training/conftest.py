@@ -19,27 +19,9 @@ from tests import samples
 # The package is imported by fixtures only: of a folder that is named pytest reads this file before it is told by
 # the one at the top how kernels run here, which Triton wants to know when it is first imported.
 if TYPE_CHECKING:
-    from escnn_attention.training.comparison.compare import Comparison, Reporter
+    from escnn_attention.training.comparison.compare import Comparison
     from escnn_attention.training.comparison.measure import ImageData
     from escnn_attention.training.comparison.settings import Settings
-
-
-@pytest.fixture
-def listener() -> Reporter:
-    """Keeps what it is told."""
-    from escnn_attention.training.comparison.compare import Reporter
-
-    class Listener(Reporter):
-        def __init__(self) -> None:
-            self.messages: list[str] = []
-
-        def say(self, message: str) -> None:
-            self.messages.append(message)
-
-        def heard(self, part: str) -> bool:
-            return any(part in message for message in self.messages)
-
-    return Listener()
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import signal
 import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -35,21 +35,19 @@ from escnn_attention.training.comparison.networks import TITLES, describe_networ
 from escnn_attention.training.comparison.settings import LARGEST_SEED, Settings
 from escnn_attention.training.errors import UserError, as_user_error
 from escnn_attention.training.experiment import LAST, load_network, run_experiment
+from escnn_attention.training.experiment.command import ExperimentCLI
 from escnn_attention.training.experiment.configuration import recipe
 from escnn_attention.training.experiment.folder import open_comparison
 from escnn_attention.training.experiment.result import write_result
 from escnn_attention.training.files import write_csv, write_json
 from escnn_attention.training.provenance import hardware, versions
 
+Say = Callable[[str], None]
+"""Shows a line. Where several networks are trained at a time, it is sent to their processes."""
 
-class Reporter:
-    """Takes messages and progress, and drops them. Subclass it to show them."""
 
-    def say(self, message: str) -> None:
-        """Show one line."""
-
-    def show(self, task: str, completed: int, total: int, note: str = "") -> None:
-        """Show that ``completed`` of ``total`` steps of a task are done."""
+def drop(line: str) -> None:
+    """Show nothing."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Comparison:
     files: list[Path]
 
 
-def compare(settings: Settings, report: Reporter | None = None) -> Comparison:
+def compare(settings: Settings, say: Say = drop) -> Comparison:
     """Train and measure the networks of ``settings``, and write tables, checkpoints and figures to its folder.
 
     A network that is finished in the folder is not trained again; a training that was killed resumes after its last
@@ -77,7 +75,7 @@ def compare(settings: Settings, report: Reporter | None = None) -> Comparison:
 
     Args:
         settings: the options.
-        report: gets messages and progress.
+        say: called with a line at every step and every epoch, in the process of the network.
 
     Raises:
         UserError: an option that cannot be met; the message names it.
@@ -85,7 +83,6 @@ def compare(settings: Settings, report: Reporter | None = None) -> Comparison:
     """
     from escnn_attention.training.comparison.figures import write_figures
 
-    report = report or Reporter()
     _check(settings)
     gspace, folder = gspace_by_name(settings.group), settings.folder
     with as_user_error():
@@ -94,24 +91,24 @@ def compare(settings: Settings, report: Reporter | None = None) -> Comparison:
         facts = settings.configuration([*images["mean"], *images["std"]])
         with open_comparison(folder, facts, restart=settings.restart) as moved:
             if moved is not None:
-                report.say(f"the earlier run was moved to {moved}")
+                say(f"the earlier run was moved to {moved}")
             pending = []
             for name in filter(settings.networks.__contains__, TITLES):
                 if NetworkResult.read(folder / name) is None:
                     pending.append(name)
                 else:
-                    report.say(f"{name} is finished, it is not trained again ({folder / name})")
+                    say(f"{name} is finished, it is not trained again ({folder / name})")
             configurations = {name: configure(name, data, settings) for name in pending}
-            work = partial(_finish, configurations, data, settings)
+            work = partial(_finish, configurations, data, settings, say)
             if settings.jobs > 1 and len(pending) > 1:
                 # The last ones take longest, and are begun first.
-                side_by_side(work, pending[::-1], settings.jobs, report)
+                side_by_side(work, pending[::-1], settings.jobs)
             else:
                 for name in pending:
-                    work(name, report)
+                    work(name)
             results = [result for name in TITLES if (result := NetworkResult.read(folder / name)) is not None]
             files = _write_tables(folder, results, facts, data.source)
-            report.say("drawing figures")
+            say("drawing figures")
             networks = {result.network: load_network(folder / result.network / LAST) for result in results}
             files += write_figures(folder / "figures", networks, results, data)
     return Comparison(results, data, list(grid_symmetries(gspace)), files)
@@ -167,15 +164,15 @@ def _check(settings: Settings) -> None:
 
 
 def _finish(
-    configurations: Mapping[str, dict[str, Any]], data: ImageData, settings: Settings, name: str, report: Reporter
+    configurations: Mapping[str, dict[str, Any]], data: ImageData, settings: Settings, say: Say, name: str
 ) -> None:
     """Train a network, measure it, and write the result to its folder."""
     folder, gspace = settings.folder / name, gspace_by_name(settings.group)
-    experiment = train(configurations[name], folder, report)
+    experiment = train(configurations[name], folder, say)
     network, device = experiment.model.network, experiment.trainer.strategy.root_device
     test = orient(data.test[0], gspace)
-    advance = partial(report.show, f"testing {name}")
-    accuracies = measure_accuracies(network, test, data, device, 4 * settings.batch_size, advance)
+    say(f"testing {name}")
+    accuracies = measure_accuracies(network, test, data, device, 4 * settings.batch_size)
     upright, any_angle = accuracies.pop(UPRIGHT), accuracies.pop(ANY_ANGLE)
     facts = {
         "parameters": count_parameters(network),
@@ -192,50 +189,28 @@ def _finish(
     write_result(folder, folder / LAST, {"test_accuracy": upright}, facts, experiment.facts)
 
 
-def train(configuration: dict[str, Any], folder: Path, report: Reporter) -> Any:
-    """Train a network by the code of ``fit``, from the last finished epoch if there is one.
-
-    Args:
-        configuration: of the training.
-        folder: of the network.
-        report: gets messages and progress.
-
-    Returns:
-        the :class:`~escnn_attention.training.experiment.command.ExperimentCLI`.
-    """
+def train(configuration: dict[str, Any], folder: Path, say: Say = drop) -> ExperimentCLI:
+    """Train the network of ``folder`` by the code of ``fit``, from the last finished epoch if there is one."""
     try:
-        return run_experiment({**configuration, "folder": str(folder)}, [_EpochProgress(folder.name, report)])
+        return run_experiment({**configuration, "folder": str(folder)}, [_EpochLines(folder.name, say)])
     except SystemExit as error:  # what Lightning makes of Ctrl-C
         raise KeyboardInterrupt from error
 
 
-class _EpochProgress(pl.Callback):
-    """Shows all batches of all epochs as one task, from where a resumed run starts."""
+class _EpochLines(pl.Callback):
+    """A line for every epoch, and one where a training resumes."""
 
-    def __init__(self, name: str, report: Reporter) -> None:
-        self.name, self.report, self.note = name, report, ""
-
-    def _show(self, trainer: pl.Trainer, epochs: int, batches: int) -> None:
-        per_epoch, most = int(trainer.num_training_batches), int(trainer.max_epochs or 0)
-        done, note = epochs * per_epoch + batches, f"epoch {min(epochs + 1, most)}/{most}{self.note}"
-        self.report.show(f"training {self.name}", done, most * per_epoch, note)
+    def __init__(self, name: str, say: Say) -> None:
+        self.name, self.say = name, say
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.current_epoch:
             first, most = trainer.current_epoch + 1, trainer.max_epochs
-            self.report.say(f"resuming {self.name} at epoch {first} of {most} from {trainer.ckpt_path}")
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._show(trainer, trainer.current_epoch, 0)
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self._show(trainer, trainer.current_epoch, batch_idx + 1)
+            self.say(f"resuming {self.name} at epoch {first} of {most} from {trainer.ckpt_path}")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.note = f", valid {100 * float(trainer.callback_metrics['valid_accuracy']):.1f} %"
-        self._show(trainer, trainer.current_epoch, int(trainer.num_training_batches))
+        accuracy = 100 * float(trainer.callback_metrics["valid_accuracy"])
+        self.say(f"{self.name}: epoch {trainer.current_epoch + 1} of {trainer.max_epochs}, valid {accuracy:.1f} %")
 
 
 def _write_tables(
@@ -260,37 +235,27 @@ def _write_tables(
 
 # Several networks at a time.
 
-Work = Callable[[str, Reporter], None]
-"""Work on a network, by its name. It is sent to other processes: a function of a module, or a partial of one."""
 
-
-def side_by_side(work: Work, names: Sequence[str], jobs: int, report: Reporter) -> None:
-    """Do ``work`` for every name, in new processes, each with as many threads as this one.
+def side_by_side(work: Callable[[str], None], names: Sequence[str], jobs: int) -> None:
+    """Do ``work`` for every name, in ``jobs`` new processes, each with as many threads as this one.
 
     Args:
-        work: leaves its results in files.
+        work: a function of a module, or a partial of one; it leaves its results in files.
         names: in the order in which they are begun.
         jobs: the number of processes.
-        report: gets messages and progress of all of them.
 
     Raises:
         UserError: an error of ``work``, or a process that was killed. The other processes are then killed, as they are
             by a Ctrl-C.
     """
     context = multiprocessing.get_context("spawn")
-    messages: Any = context.SimpleQueue()
     others = set(multiprocessing.active_children())
     with _uninterrupted():
-        pool = ProcessPoolExecutor(jobs, context, _begin, (messages, torch.get_num_threads()))
-        unfinished = {pool.submit(_work, work, name) for name in names}
+        pool = ProcessPoolExecutor(jobs, context, _begin, (torch.get_num_threads(),))
+        unfinished = [pool.submit(work, name) for name in names]
     try:
-        while unfinished:
-            finished, unfinished = wait(unfinished, timeout=0.1, return_when=FIRST_COMPLETED)
-            while not messages.empty():
-                method, arguments = messages.get()
-                getattr(report, method)(*arguments)
-            for future in finished:
-                future.result()
+        for future in as_completed(unfinished):
+            future.result()
     except BrokenProcessPool as error:
         raise UserError("the process of a network was killed: run the same command again to resume") from error
     finally:
@@ -299,26 +264,9 @@ def side_by_side(work: Work, names: Sequence[str], jobs: int, report: Reporter) 
         pool.shutdown(cancel_futures=True)
 
 
-class _Relay(Reporter):
-    """Sends messages and progress to the process that began the work."""
-
-    def __init__(self, messages: Any) -> None:
-        self.messages = messages
-
-    def say(self, message: str) -> None:
-        self.messages.put(("say", (message,)))
-
-    def show(self, task: str, completed: int, total: int, note: str = "") -> None:
-        self.messages.put(("show", (task, completed, total, note)))
-
-
-_RELAYS: list[Reporter] = []  # of a process of the pool
-
-
-def _begin(messages: Any, threads: int) -> None:
+def _begin(threads: int) -> None:
     """Set up a process of the pool, which ends with the one that began it."""
     torch.set_num_threads(threads)
-    _RELAYS.append(_Relay(messages))
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -327,10 +275,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         signal.raise_signal(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
-
-
-def _work(work: Work, name: str) -> None:
-    work(name, _RELAYS[-1])
 
 
 @contextmanager

@@ -1,45 +1,12 @@
-"""Messages, progress bars and the table of a comparison on a terminal."""
+"""The table of a comparison on a terminal."""
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from escnn_attention.training.comparison.compare import Comparison, Reporter
+from escnn_attention.training.comparison.compare import Comparison
 from escnn_attention.training.comparison.measure import NetworkResult
 from escnn_attention.training.comparison.networks import DESCRIPTIONS, TITLES
-
-
-class ConsoleReporter(Reporter):
-    """Shows messages and a progress bar for every task on ``console``. A finished bar stays as a line."""
-
-    def __init__(self, console: Console) -> None:
-        self._tasks: dict[str, TaskID] = {}
-        self._progress = Progress(
-            TextColumn("{task.description:<18}"),
-            BarColumn(bar_width=16),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=console,
-        )
-
-    def __enter__(self) -> ConsoleReporter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._tasks:
-            self._progress.stop()
-
-    def say(self, message: str) -> None:
-        self._progress.console.print(message, markup=False, highlight=False, soft_wrap=True)
-
-    def show(self, task: str, completed: int, total: int, note: str = "") -> None:
-        if task not in self._tasks:
-            self._progress.start()  # with the first task: a display without tasks is an empty line
-            self._tasks[task] = self._progress.add_task(task, total=total, note=note)
-        self._progress.update(self._tasks[task], completed=completed, total=total, note=note)
 
 
 def result_table(comparison: Comparison) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,7 +190,6 @@ def measure_accuracies(
     data: ImageData,
     device: torch.device,
     batch_size: int,
-    advance: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
     """The accuracy on the test images in each orientation, from 0 to 1.
 
@@ -202,12 +201,10 @@ def measure_accuracies(
         data: labels and normalisation.
         device: where to compute.
         batch_size: images at a time.
-        advance: called with the numbers of images that are done and of all.
     """
     with torch.no_grad():  # escnn keeps the weights that it expands here, without their graph
         network.to(device).eval()
     labels = torch.from_numpy(data.test[1])
-    total, done = len(labels) * len(oriented), 0
     accuracies = {}
     with torch.inference_mode():
         for name, images in oriented.items():
@@ -216,9 +213,6 @@ def measure_accuracies(
                 chosen = slice(start, start + batch_size)
                 logits = network(data.normalised(images[chosen]).to(device))
                 correct += int((logits.argmax(dim=1).cpu() == labels[chosen]).sum())
-                done += len(logits)
-                if advance is not None:
-                    advance(done, total)
             accuracies[name] = correct / len(labels)
     # escnn shares the bases of its convolutions between networks: the next network would find them on this device.
     network.cpu()

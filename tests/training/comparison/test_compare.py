@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from escnn_attention.training import load_network
-from escnn_attention.training.comparison.compare import Reporter, compare, configure, side_by_side, train
+from escnn_attention.training.comparison.compare import compare, configure, side_by_side, train
 from escnn_attention.training.comparison.networks import describe_network
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import run_experiment
@@ -30,8 +30,10 @@ def epochs_of(folder):
         return list(csv.DictReader(file))
 
 
-def test_the_whole_comparison(tiny, listener):
-    comparison = compare(replace(tiny, networks=ALL), listener)
+def test_the_whole_comparison(tiny, capsys):
+    comparison = compare(replace(tiny, networks=ALL), print)
+    lines = capsys.readouterr().out
+    assert all(f"{name}: epoch 1 of 1, valid " in lines for name in ALL)
     folder = tiny.folder
     assert [result.network for result in comparison.results] == list(ALL)
     assert comparison.elements == ["90°", "180°", "270°"]
@@ -72,13 +74,13 @@ def test_the_whole_comparison(tiny, listener):
     assert not list(folder.rglob("*.tmp"))
 
 
-def test_finished_networks_are_not_trained_again(tiny, compared, listener):
+def test_finished_networks_are_not_trained_again(tiny, compared):
     first = compared(tiny)
     checkpoint = tiny.folder / "cnn" / "last.ckpt"
-    written = checkpoint.stat().st_mtime_ns
-    second = compare(replace(tiny, networks=("cnn", "steerable")), listener)
-    assert listener.heard("cnn is finished, it is not trained again")
-    assert not listener.heard("steerable is finished")
+    written, said = checkpoint.stat().st_mtime_ns, []
+    second = compare(replace(tiny, networks=("cnn", "steerable")), said.append)
+    assert any(line.startswith("cnn is finished, it is not trained again") for line in said)
+    assert not any("steerable is finished" in line for line in said)
     assert checkpoint.stat().st_mtime_ns == written
     assert [result.network for result in second.results] == ["cnn", "steerable"]
     assert second.results[0] == first.results[0]
@@ -89,10 +91,10 @@ def test_finished_networks_are_not_trained_again(tiny, compared, listener):
     ]
 
 
-def test_training_that_was_finished_is_only_measured(tiny, compared, listener):
+def test_training_that_was_finished_is_only_measured(tiny, compared):
     first = compared(tiny)
     (tiny.folder / "cnn" / "test.json").unlink()  # as if killed before it was written
-    second = compare(tiny, listener)
+    second = compare(tiny)
     assert second.results == first.results
 
 
@@ -107,7 +109,7 @@ def compare_until_killed(settings):
     compare(settings)
 
 
-def test_a_killed_run_goes_on_and_gives_the_same(tiny, listener, fork, one_thread):
+def test_a_killed_run_goes_on_and_gives_the_same(tiny, fork, one_thread):
     settings = replace(tiny, epochs=3)
     folder = settings.folder / "cnn"
     process = fork(compare_until_killed, settings)
@@ -117,8 +119,9 @@ def test_a_killed_run_goes_on_and_gives_the_same(tiny, listener, fork, one_threa
     before = epochs_of(folder)
     assert len(before) == finished == 2
 
-    resumed = compare(settings, listener).results[0]
-    assert listener.heard(f"resuming cnn at epoch {finished + 1} of {settings.epochs} from {folder / 'last.ckpt'}")
+    said = []
+    resumed = compare(settings, said.append).results[0]
+    assert f"resuming cnn at epoch {finished + 1} of {settings.epochs} from {folder / 'last.ckpt'}" in said
     after = epochs_of(folder)
     assert [int(row["epoch"]) for row in after] == list(range(1, settings.epochs + 1))
     assert after[: len(before)] == before  # the times they took included: none was run again
@@ -171,13 +174,13 @@ def _forks(monkeypatch):
 
 
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.exhaustive)])
-def test_networks_side_by_side_are_those_of_one_after_the_other(tiny, listener, one_thread, start, request):
+def test_networks_side_by_side_are_those_of_one_after_the_other(tiny, one_thread, start, request):
     if start == "fork":
         request.getfixturevalue("_forks")
     both = replace(tiny, networks=("cnn", "steerable"))
     one_by_one = compare(both).results
     apart = replace(both, output=tiny.folder.with_name("apart"), jobs=2)
-    together = compare(apart, listener).results
+    together = compare(apart).results
     assert [replace(r, seconds_per_epoch=0) for r in together] == [replace(r, seconds_per_epoch=0) for r in one_by_one]
     for name in both.networks:
         one, other = (read_checkpoint(s.folder / name / "last.ckpt")["state_dict"] for s in (both, apart))
@@ -200,7 +203,7 @@ def trained(tiny_in, tmp_path_factory):
     settings = tiny_in(tmp_path_factory.mktemp("trained"))
     config = configure("hybrid", load_images("digits", None, 50), settings)
     config["model"]["network"] = describe_network("hybrid", "c4", 16, 10, 300)
-    return config, settings.folder, train(config, settings.folder, Reporter()).model.network
+    return config, settings.folder, train(config, settings.folder).model.network
 
 
 def test_its_folder_is_that_of_an_experiment(trained, tmp_path):
@@ -219,37 +222,21 @@ def test_its_folder_is_that_of_an_experiment(trained, tmp_path):
 def test_weights_are_a_function_of_the_seed(trained, tmp_path):
     config, _, network = trained
     assert config["seed_everything"] == 0
-    changed = train({**config, "seed_everything": 1}, tmp_path / "other", Reporter()).model.network.state_dict()
+    changed = train({**config, "seed_everything": 1}, tmp_path / "other").model.network.state_dict()
     assert any(not torch.equal(value, changed[name]) for name, value in network.state_dict().items())
 
 
 # Several networks at a time.
 
 
-class Tasks(Reporter):
-    """Keeps messages and progress."""
-
-    def __init__(self):
-        self.said, self.tasks = [], {}
-
-    def say(self, message):
-        self.said.append(message)
-
-    def show(self, task, completed, total, note=""):
-        self.tasks.setdefault(task, []).append((completed, total, note))
-
-
-def tell(folder, name, report):
-    """Shows progress, and leaves the process and its threads in a file."""
-    report.say(f"{name} begins")
-    report.show(f"task of {name}", 1, 2)
-    report.show(f"task of {name}", 2, 2, "done")
+def tell(folder, name):
+    """Leaves the process and its threads in a file."""
     (folder / name).write_text(f"{os.getpid()} {torch.get_num_threads()}")
     while len(list(folder.iterdir())) < 2:  # so that one process does not do everything
         time.sleep(0.01)
 
 
-def fail(folder, name, report):
+def fail(folder, name):
     """One of the names fails, another waits for ever."""
     if name == "sleeping":
         (folder / name).write_text(str(os.getpid()))
@@ -263,25 +250,23 @@ def fail(folder, name, report):
 
 @pytest.mark.usefixtures("_forks")
 def test_every_part_is_done_by_one_of_a_few_processes(tmp_path):
-    report, names = Tasks(), ["one", "two", "three", "four"]
+    names = ["one", "two", "three", "four"]
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        side_by_side(functools.partial(tell, tmp_path), names, 2, report)
+        side_by_side(functools.partial(tell, tmp_path), names, 2)
     finally:
         torch.set_num_threads(threads)
     found = [(tmp_path / name).read_text().split() for name in names]
     assert len({process for process, _ in found} - {str(os.getpid())}) == 2
     assert {threads for _, threads in found} == {"3"}
-    assert sorted(report.said) == sorted(f"{name} begins" for name in names)
-    assert report.tasks == {f"task of {name}": [(1, 2, ""), (2, 2, "done")] for name in names}
 
 
 @pytest.mark.usefixtures("_forks")
 @pytest.mark.parametrize(("name", "message"), [("wrong", "^a wrong option$"), ("killed", "was killed")])
 def test_what_fails_ends_the_others(tmp_path, name, message):
     with pytest.raises(UserError, match=message):
-        side_by_side(functools.partial(fail, tmp_path), [name, "sleeping"], 2, Reporter())
+        side_by_side(functools.partial(fail, tmp_path), [name, "sleeping"], 2)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "sleeping").read_text()), 0)
 
@@ -297,7 +282,7 @@ def is_running(process):
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs the processes of Linux")
 @pytest.mark.usefixtures("_forks")
 def test_processes_end_with_the_one_that_began_them(tmp_path, fork):
-    process = fork(side_by_side, functools.partial(fail, tmp_path), ["sleeping", "sleeping"], 2, Reporter())
+    process = fork(side_by_side, functools.partial(fail, tmp_path), ["sleeping", "sleeping"], 2)
     until = time.monotonic() + 100
     while not (tmp_path / "sleeping").exists() or not (tmp_path / "sleeping").read_text():
         assert time.monotonic() < until
