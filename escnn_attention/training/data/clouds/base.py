@@ -44,18 +44,9 @@ class Clouds(NamedTuple):
 
 
 class CloudsInMemory:
-    """Clouds that are kept laid end to end.
+    """Clouds that are kept laid end to end: the fields of :class:`Clouds`, with the number of points of each (B,).
 
-    Args:
-        sizes: (B,) points of each cloud.
-        coords: (N, d) of all clouds.
-        features: (N, channels), or with a ``table`` (N,) the kind of each point.
-        targets: (B, …).
-        point_targets: (N, …).
-        table: (kinds, channels) the features of each kind of points.
-
-    Raises:
-        ValueError: the tensors are of different lengths.
+    With a ``table`` (kinds, channels) the features (N,) are the kinds of the points.
     """
 
     def __init__(
@@ -100,43 +91,25 @@ class CloudsInMemory:
 Rotation = Literal["z"] | bool
 """``True``: all rotations; ``"z"``: those about the third axis."""
 
-About = Literal["mean", "origin"]
-"""The centre of rotations of clouds: the mean of their points, or the origin."""
-
 
 class Motions(NamedTuple):
-    """A rigid motion of each cloud, x ↦ R(x − c) + c + t, where c is the mean of the cloud or the origin.
-
-    Attributes:
-        rotations: (B, d, d) R, orthogonal.
-        translations: (B, d) t.
-    """
+    """A rigid motion of each cloud, x ↦ R(x − c) + c + t, with c the mean of its points, R (B, d, d) and t (B, d)."""
 
     rotations: Tensor
     translations: Tensor
 
 
-def moved_points(clouds: Clouds, motions: Motions, about: About = "mean") -> tuple[Tensor, Tensor]:
+def moved_points(clouds: Clouds, motions: Motions) -> tuple[Tensor, Tensor]:
     """The coordinates (N, d) after the motions, in float64, and the centres c (B, d)."""
     coords = clouds.coords.double()
-    centres = torch.zeros_like(motions.translations)
-    if about == "mean":
-        centres = centres.index_add(0, clouds.batch, coords) / clouds.batch.bincount(minlength=len(centres))[:, None]
+    centres = torch.zeros_like(motions.translations).index_add(0, clouds.batch, coords)
+    centres /= clouds.batch.bincount(minlength=len(centres))[:, None]
     rotated_coords = rotated(coords - centres[clouds.batch], motions.rotations[clouds.batch], 1)
     return rotated_coords + (centres + motions.translations)[clouds.batch], centres
 
 
 def rotated(values: Tensor, rotations: Tensor, order: int) -> Tensor:
-    """Scalars, vectors or matrices (n, …, d, …, d) in new directions: v ↦ Rv, A ↦ RARᵀ.
-
-    Args:
-        values: the last ``order`` axes are of size d.
-        rotations: (n, d, d).
-        order: 0, 1 or 2.
-
-    Raises:
-        ValueError: another order.
-    """
+    """Scalars, vectors or matrices (n, …, d, …, d) in new directions: v ↦ Rv, A ↦ RARᵀ, of the order 0, 1 or 2."""
     if order == 0:
         return values
     if order == 1:
@@ -146,39 +119,16 @@ def rotated(values: Tensor, rotations: Tensor, order: int) -> Tensor:
     raise ValueError(f"order: got {order}, needed 0 (scalars), 1 (vectors) or 2 (matrices)")
 
 
-def move(
-    clouds: Clouds, motions: Motions, *, about: About = "mean", target_order: int = 0, point_target_order: int = 0
-) -> Clouds:
-    """The clouds after a rigid motion of each, and what their targets become.
+def move(clouds: Clouds, motions: Motions, target_order: int = 0) -> Clouds:
+    """The clouds after a rigid motion of each, applied in float64, and what their targets become.
 
-    Args:
-        clouds: the clouds.
-        motions: one of each cloud; they are applied in float64.
-        about: the centre of rotations: the mean of their points, or the origin.
-        target_order: how targets change: 0, not at all; 1, like vectors (B, …, d); 2, like matrices (B, …, d, d).
-        point_target_order: likewise for targets of points.
-
-    Example:
-        >>> import torch
-        >>> clouds = Clouds(torch.tensor([[1.0, 0.0]]), torch.ones(1, 1), torch.zeros(1, dtype=torch.int64),
-        ...                 torch.tensor([[1.0, 0.0]]))
-        >>> quarter = Motions(torch.tensor([[[0.0, -1.0], [1.0, 0.0]]]).double(), torch.tensor([[0.0, 5.0]]).double())
-        >>> moved = move(clouds, quarter, about="origin", target_order=1)
-        >>> moved.coords.tolist(), moved.targets.tolist()
-        ([[0.0, 6.0]], [[0.0, 1.0]])
+    These change not at all (``target_order`` 0), like vectors (B, …, d) (1), or like matrices (B, …, d, d) (2).
     """
-    coords, _ = moved_points(clouds, motions, about)
-    return clouds._replace(
-        coords=coords.to(clouds.coords.dtype),
-        targets=_with_order(clouds.targets, motions.rotations, target_order),
-        point_targets=None
-        if clouds.point_targets is None
-        else _with_order(clouds.point_targets, motions.rotations[clouds.batch], point_target_order),
-    )
-
-
-def _with_order(values: Tensor, rotations: Tensor, order: int) -> Tensor:
-    return rotated(values.double(), rotations, order).to(values.dtype) if order else values
+    coords, _ = moved_points(clouds, motions)
+    targets = clouds.targets
+    if target_order:
+        targets = rotated(targets.double(), motions.rotations, target_order).to(targets.dtype)
+    return clouds._replace(coords=coords.to(clouds.coords.dtype), targets=targets)
 
 
 class RandomMotions:
@@ -192,8 +142,7 @@ class RandomMotions:
         dim: d.
         rotate: whether to rotate them, and how.
         translate: standard deviation of the translation along each axis.
-        seed: of the random numbers.
-        stream: of the random numbers; another stream has others.
+        seed, stream: of the random numbers.
         reflect: whether to mirror each with probability ½, along the first axis and before it is rotated.
     """
 
@@ -227,11 +176,7 @@ class RandomMotions:
 def random_rotations(count: int, dim: int, rotate: Rotation, generator: np.random.Generator) -> npt.NDArray[np.float64]:
     """Rotation matrices (``count``, d, d), uniform: by Haar's measure of SO(d), or of SO(2) where ``rotate`` is "z".
 
-    Args:
-        count: how many.
-        dim: d, 2 or 3.
-        rotate: ``False`` gives identities.
-        generator: of the random numbers.
+    Identities where ``rotate`` is false.
     """
     if not rotate:
         return np.broadcast_to(np.eye(dim), (count, dim, dim)).copy()
@@ -253,21 +198,13 @@ def random_rotations(count: int, dim: int, rotate: Rotation, generator: np.rando
 
 
 def as_clouds(features: npt.NDArray[Any], targets: npt.NDArray[Any], frames: npt.NDArray[Any]) -> CloudsInMemory:
-    """Trajectories of S systems of n bodies as clouds of n points.
+    """Trajectories of S systems of n bodies as clouds of n points, the positions in the first frame.
 
     Args:
         features: (S, n, C), what does not change with time.
         targets: (S,), one number of each system.
-        frames: (S, T, 2, n, d), the positions and the momenta (or velocities) in T frames.
-
-    Returns:
-        clouds whose points are those of the first frame, and whose ``point_targets`` (S·n, T, 2, d) are all frames.
-
-    Example:
-        >>> import numpy as np
-        >>> systems = as_clouds(np.ones((7, 5, 1)), np.zeros(7), np.zeros((7, 2, 2, 5, 3)))
-        >>> systems.take([3, 4]).point_targets.shape
-        torch.Size([10, 2, 2, 3])
+        frames: (S, T, 2, n, d), the positions and the momenta (or velocities) in T frames, which become
+            ``point_targets`` (S·n, T, 2, d).
     """
     count, bodies = features.shape[:2]
     by_body = torch.from_numpy(frames).permute(0, 3, 1, 2, 4).flatten(0, 1).float().contiguous()
@@ -280,18 +217,13 @@ def as_clouds(features: npt.NDArray[Any], targets: npt.NDArray[Any], frames: npt
     )
 
 
-def move_trajectories(clouds: Clouds, motions: Motions, *, about: About = "mean") -> Clouds:
+def move_trajectories(clouds: Clouds, motions: Motions) -> Clouds:
     """Trajectories after a rigid motion of each: positions move, momenta and velocities rotate.
 
-    Args:
-        clouds: the trajectories, with ``point_targets`` (N, T, 2, d): see :func:`as_clouds`.
-        motions: one of each cloud.
-        about: the centre of rotations: the mean of their positions at the first frame, or the origin.
-
     Raises:
-        ValueError: there are no ``point_targets``.
+        ValueError: there are no ``point_targets`` (N, T, 2, d), which are the trajectories.
     """
-    coords, centres = moved_points(clouds, motions, about)
+    coords, centres = moved_points(clouds, motions)
     frames = clouds.point_targets
     if frames is None:
         raise ValueError("clouds: got none with point_targets, needed positions and momenta (N, T, 2, d)")
@@ -319,13 +251,12 @@ class PointClouds(DataInParts):
     A batch is :class:`Clouds`.
 
     Args:
-        rotate_train: rotate each training cloud at random, another one in each epoch: ``True``, or in three
-            dimensions ``"z"`` for rotations about the third axis.
+        rotate_train: rotate each training cloud about its mean at random, another time in each epoch: ``True``, or in
+            three dimensions ``"z"`` for rotations about the third axis.
         rotate_test: rotate each test cloud at random in a way that depends on the seed only. Validation clouds are
             left as they are.
         translate_train: move each training cloud by a normal vector with this standard deviation along each axis.
         translate_test: likewise for test clouds.
-        rotate_about: the mean of the points of each cloud, or the origin.
         reflect_train: mirror each training cloud with probability ½, another half of them in each epoch. For targets
             that a mirror image has, too.
         **options: of :class:`~escnn_attention.training.data.base.DataInParts`, such as ``batch_size``.
@@ -356,7 +287,6 @@ class PointClouds(DataInParts):
         rotate_test: Rotation = False,
         translate_train: float = 0.0,
         translate_test: float = 0.0,
-        rotate_about: About = "mean",
         reflect_train: bool = False,
         **options: Any,
     ) -> None:
@@ -365,19 +295,14 @@ class PointClouds(DataInParts):
         self.rotate_test: Rotation = rotate_test
         self.translate_train = translate_train
         self.translate_test = translate_test
-        self.rotate_about: About = rotate_about
         self.reflect_train = reflect_train
+        self.mover: Callable[[Clouds, Motions], Clouds] = move
         one_of((False, True, "z"), rotate_train=rotate_train, rotate_test=rotate_test)
-        one_of(("mean", "origin"), rotate_about=rotate_about)
         one_of((False, True), reflect_train=reflect_train)
         at_least(0, translate_train=translate_train, translate_test=translate_test)
         for name, rotate in (("rotate_train", rotate_train), ("rotate_test", rotate_test)):
             if rotate == "z" and self.dim != 3:
                 raise UserError(f'{name}: got "z", but the clouds have {self.dim} dimensions: needed true or false')
-
-    def _mover(self) -> Callable[[Clouds, Motions], Clouds]:
-        """The function that moves a batch."""
-        return functools.partial(move, about=self.rotate_about)
 
     def _batches(self, part: str) -> Batches:
         source: Any = self._sources[part]
@@ -390,7 +315,7 @@ class PointClouds(DataInParts):
         if not rotate and not translate and not reflect:
             return Batches(source)
         motions = RandomMotions(len(source), self.dim, rotate, translate, self.seed, _PART_NUMBER[part], reflect)
-        return Batches(source, functools.partial(_moved, self._mover(), motions))
+        return Batches(source, functools.partial(_moved, self.mover, motions))
 
 
 class GeneratedClouds(PointClouds):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +14,6 @@ from escnn_attention.training.data.base import Batches, Draw, at_least, integers
 from escnn_attention.training.data.clouds.base import (
     Clouds,
     GeneratedClouds,
-    Motions,
     Source,
     as_clouds,
     move_trajectories,
@@ -36,13 +35,7 @@ _AT_ONCE = 1024  # systems, whose pairs fit into a cache
 
 
 class Systems(NamedTuple):
-    """Systems of n charged particles of mass 1 in d dimensions at one time.
-
-    Attributes:
-        charges: (S, n), each 1 or −1.
-        positions: (S, n, d).
-        velocities: (S, n, d).
-    """
+    """Systems of n particles of mass 1 at one time: charges (S, n), 1 or −1, positions and velocities (S, n, d)."""
 
     charges: Array
     positions: Array
@@ -52,10 +45,7 @@ class Systems(NamedTuple):
 def random_systems(count: int, generator: np.random.Generator, *, num_bodies: int = 5) -> Systems:
     """Systems in space as published: either charge with probability 1/2, q ~ N(0, (n/5)^(2/3)), velocities of length ½.
 
-    Args:
-        count: S.
-        generator: of the random numbers.
-        num_bodies: n; more of them lie in a larger region, at the same density.
+    More bodies lie in a larger region, at the same density.
     """
     charges = 2.0 * generator.integers(2, size=(count, num_bodies)) - 1.0
     positions = (num_bodies / 5) ** (1 / 3) * generator.standard_normal((count, num_bodies, 3))
@@ -80,9 +70,10 @@ def energy(systems: Systems) -> Array:
 
 
 def simulate(systems: Systems, steps: Sequence[int], time_step: float = TIME_STEP) -> tuple[Array, Array]:
-    r"""Positions and velocities, each (S, T, n, d), after the numbers of ``steps``.
+    r"""Positions and velocities, each (S, T, n, d), after the T ascending numbers of ``steps``.
 
-    The published rule: in each step the force first changes the velocity, and then the new velocity the position,
+    The published rule: in each step of the time τ, ``time_step``, the force first changes the velocity, and then the
+    new velocity the position,
 
     .. math::
         v \mathrel{+}= \tau F(q), \qquad q \mathrel{+}= \tau v, \qquad
@@ -91,17 +82,10 @@ def simulate(systems: Systems, steps: Sequence[int], time_step: float = TIME_STE
     Each component of a force is held between −100 and 100, which bodies within 0.1 of each other exceed. Where that
     happens, and only there, neither energy is conserved nor does a rotated system move in a rotated way.
 
-    Args:
-        systems: at time 0.
-        steps: T ascending numbers of at least 1.
-        time_step: :math:`\tau`.
-
-    Example:
-        >>> import numpy as np
-        >>> systems = random_systems(2, np.random.default_rng(0))
-        >>> q, v = simulate(systems, [10, 20])
-        >>> q.shape, bool(np.allclose(v.sum(2), systems.velocities.sum(1)[:, None]))  # momentum is conserved
-        ((2, 2, 5, 3), True)
+    >>> systems = random_systems(2, np.random.default_rng(0))
+    >>> q, v = simulate(systems, [10, 20])
+    >>> q.shape, bool(np.allclose(v.sum(2), systems.velocities.sum(1)[:, None]))  # momentum is conserved
+    ((2, 2, 5, 3), True)
     """
     parts = [
         _simulate(Systems(*(values[start : start + _AT_ONCE] for values in systems)), steps, time_step)
@@ -213,13 +197,11 @@ class ChargedParticles(GeneratedClouds):
         if end_frame <= start_frame:
             raise UserError(f"end_frame must be after start_frame, got {end_frame} for {start_frame}")
         self.num_bodies = num_bodies
+        self.mover = move_trajectories
         self.conjugate_train, self.reverse_train = conjugate_train, reverse_train
         self.edge_features: Literal["charges"] | None = edge_features
         self.steps = [STEPS_OF_A_FRAME * (frame + 1) for frame in (start_frame, end_frame)]
         self.step = TIME_STEP * STEPS_OF_A_FRAME * (end_frame - start_frame)
-
-    def _mover(self) -> Callable[[Clouds, Motions], Clouds]:
-        return functools.partial(move_trajectories, about=self.rotate_about)
 
     def _batches(self, part: str) -> Batches:
         batches = super()._batches(part)
@@ -238,11 +220,7 @@ class ChargedParticles(GeneratedClouds):
 
 
 class _WithProducts:
-    """Systems of charged particles with the products of their charges.
-
-    Args:
-        source: the systems.
-    """
+    """Systems of charged particles with the products of their charges."""
 
     def __init__(self, source: Source) -> None:
         self.source = source

@@ -65,24 +65,13 @@ def make_constellations(
 
     There are eight candidates, two of each of :data:`PATTERNS`. Each is there with probability 1/2; where none would
     be, one that is drawn at random is. A candidate is rotated by an angle from U(−0.33π, 0.33π) and moved by a vector
-    from U[0, 24]²; every coordinate gets normal noise.
+    from U[0, 24]²; every coordinate gets normal noise of the standard deviation ``noise``, where the radius of a
+    polygon is 1. Patterns are rotated about their mean, and all clouds have the scaling x ↦ x/12 − 1.
 
-    Args:
-        count: how many.
-        generator: of the random numbers.
-        noise: standard deviation, where the radius of a polygon is 1.
-        published: with the peculiarities of the published data. Patterns are rotated about a point outside of them
-            (polygons are centred at (2, 2), and rotated about the origin), and polygons are moved by U[0, 72]², so that
-            the place of a point tells its pattern. Coordinates are scaled to [−1, 1] for each cloud, by the smallest
-            and the largest of all points, absent candidates included: so absent points have an influence, and the scale
-            of a cloud changes when it is rotated. Otherwise patterns are rotated about their mean, all are moved by the
-            same distribution, and all clouds have the scaling x ↦ x/12 − 1.
-
-    Example:
-        >>> import numpy as np
-        >>> made = make_constellations(3, np.random.default_rng(0))
-        >>> made.points.shape, made.counts.shape
-        ((3, 34, 2), (3, 4))
+    With ``published`` patterns are rotated about a point outside of them (polygons are centred at (2, 2), and rotated
+    about the origin), and polygons are moved by U[0, 72]², so that the place of a point tells its pattern. Each cloud
+    is scaled to [−1, 1] by the smallest and the largest coordinate, absent candidates included: so absent points have
+    an influence, and the scale of a cloud changes when it is rotated.
     """
     present = generator.random((count, len(_CANDIDATES))) < 0.5
     forced = generator.integers(len(_CANDIDATES), size=count)

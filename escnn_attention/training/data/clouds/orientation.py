@@ -65,10 +65,6 @@ def standard_axes(charges: Array, positions: Array) -> Array:
 
     They are the principal axes of Σ_i Z_i (x_i − c)(x_i − c)ᵀ about the centre of charge c, the longest first. The
     second and the third point to where Σ_i Z_i (a · (x_i − c))³ is positive, and the first makes them right-handed.
-
-    Args:
-        charges: (M, n).
-        positions: (M, n, 3).
     """
     offsets = positions - (charges[..., None] * positions).sum(1, keepdims=True) / charges.sum(1)[:, None, None]
     _, vectors = np.linalg.eigh(np.einsum("mi,mia,mib->mab", charges, offsets, offsets))

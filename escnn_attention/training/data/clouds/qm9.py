@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tarfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.training.data.clouds.base import (
-    Clouds,
     CloudsInMemory,
-    Motions,
     PublishedClouds,
     Source,
     move,
@@ -49,13 +47,9 @@ HARTREE = 27.211386245988
 
 
 class Target(NamedTuple):
-    """A property to predict.
+    """A property to predict: its column in :data:`FILE`, a factor for its values, and the unit that they then have.
 
-    Attributes:
-        name: of the column in :data:`FILE`.
-        factor: by which it is multiplied.
-        unit: that it then has.
-        atoms: the value of a single atom of H, C, N, O and F, which is subtracted for each atom before that.
+    ``atoms`` are the values of single atoms of H, C, N, O and F, which are subtracted for each atom before that.
     """
 
     name: str
@@ -115,15 +109,10 @@ _NUM_EXCLUDED = 3_054
 
 
 class Molecules(NamedTuple):
-    """The content of a :data:`FILE`.
+    """The content of a :data:`FILE`: the atoms of each molecule ``sizes`` (M,), all laid end to end.
 
-    Attributes:
-        sizes: (M,) atoms of each molecule.
-        charges: (N,) of all atoms, laid end to end.
-        positions: (N, 3), ångström.
-        targets: (M, T).
-        names: of the targets.
-        tensors: (M, 6) in the order of :data:`ENTRIES`, if asked for.
+    ``charges`` (N,), ``positions`` (N, 3) in ångström, ``targets`` (M, T) with their ``names``, and if asked for
+    ``tensors`` (M, 6) in the order of :data:`ENTRIES`.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -135,11 +124,7 @@ class Molecules(NamedTuple):
 
 
 def read(path: Path, tensors: bool = False) -> Molecules:
-    """Read a :data:`FILE`. Nothing in the file is unpickled.
-
-    Raises:
-        UserError: not such a file; the message names the array that is wrong.
-    """
+    """Read a :data:`FILE`, unpickling nothing; a :class:`UserError` names an array that is wrong."""
     with npz_file(path) as arrays:
         sizes, charges, positions = (arrays[name] for name in ("num_atoms", "charges", "positions"))
         _check(path, "num_atoms", sizes, "iu", (np.size(sizes),))
@@ -187,11 +172,7 @@ def _check(path: Path, name: str, values: npt.NDArray[Any], kinds: str, shape: t
 
 
 def convert(out: IO[bytes], archive: Path, excluded: Path) -> None:
-    """Write a :data:`FILE` from the published archive of texts, which is read in place.
-
-    Raises:
-        ValueError: the files are not what they should be.
-    """
+    """Write a :data:`FILE` from the published archive of texts, which is read in place."""
     failed = parse_excluded(excluded.read_text(encoding="ascii", errors="replace"))
     molecules = {}
     with tarfile.open(archive, "r|bz2") as members:
@@ -215,11 +196,7 @@ def convert(out: IO[bytes], archive: Path, excluded: Path) -> None:
 
 
 def parse_excluded(text: str) -> set[int]:
-    """The numbers of the molecules that failed the consistency check: lines that begin with one.
-
-    Raises:
-        ValueError: it is not the published list.
-    """
+    """The numbers of the molecules that failed the consistency check: lines that begin with one."""
     numbers = {int(line.split()[0]) for line in text.splitlines() if line.split() and line.split()[0].isdecimal()}
     if len(numbers) != _NUM_EXCLUDED:
         raise ValueError(f"{len(numbers)} molecules are listed, expected {_NUM_EXCLUDED}")
@@ -351,6 +328,7 @@ class QM9(PublishedClouds):
         self.targets = names
         self.is_tensor = names == (TENSOR,)
         self.units = ("bohr³",) if self.is_tensor else tuple(TARGETS[name].unit for name in names)
+        self.mover = functools.partial(move, target_order=2 if self.is_tensor else 0)
         self.standardise = standardise
         self.centred = centred
         self.mean: Tensor | None = None
@@ -361,9 +339,6 @@ class QM9(PublishedClouds):
         if self.mean is None or self.std is None:
             raise UserError("the mean and the standard deviation of the targets are not known before setup()")
         return targets * self.std.to(targets) + self.mean.to(targets)
-
-    def _mover(self) -> Callable[[Clouds, Motions], Clouds]:
-        return functools.partial(move, about=self.rotate_about, target_order=2 if self.is_tensor else 0)
 
     def _prepare_folder(self, folder: Path) -> None:
         make_from_downloads(folder / FILE, DOWNLOADS, convert, allowed=self.download)

@@ -46,20 +46,7 @@ _ORDER_SEED = 0  # of the order that tells which, which is part of the data set
 
 
 def sample_mesh(vertices: Array, faces: npt.NDArray[np.int64], count: int, generator: np.random.Generator) -> Array:
-    """Points (``count``, 3), uniform on triangles.
-
-    Args:
-        vertices: (V, 3).
-        faces: (F, 3) numbers of the vertices of each triangle.
-        count: how many.
-        generator: of the random numbers.
-
-    Example:
-        >>> import numpy as np
-        >>> corners = np.array([[0.0, 0, 0], [1, 0, 0], [0, 1, 0]])
-        >>> sample_mesh(corners, np.array([[0, 1, 2]]), 5, np.random.default_rng(0)).shape
-        (5, 3)
-    """
+    """Points (``count``, 3), uniform on the triangles whose vertices (V, 3) have the numbers ``faces`` (F, 3)."""
     a, b, c = (vertices[faces[:, corner]] for corner in range(3))
     areas = np.linalg.norm(np.cross(b - a, c - a), axis=1)
     chosen = generator.choice(len(faces), count, p=areas / areas.sum())
@@ -94,13 +81,7 @@ def sample_torus(tube: float, count: int, generator: np.random.Generator) -> Arr
 
 
 def sample_revolved(radii: Array, heights: Array, count: int, generator: np.random.Generator) -> Array:
-    """Points (``count``, 3), uniform on what a polygonal line becomes that is rotated about the third axis.
-
-    Args:
-        radii, heights: (P,) of the corners of the line.
-        count: how many.
-        generator: of the random numbers.
-    """
+    """Points (``count``, 3), uniform on what a polygonal line (P,) becomes that is rotated about the third axis."""
     inner, outer = radii[:-1], radii[1:]
     areas = np.hypot(np.diff(radii), np.diff(heights)) * (inner + outer)
     chosen = generator.choice(len(areas), count, p=areas / areas.sum())

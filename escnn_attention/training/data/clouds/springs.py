@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -11,10 +10,8 @@ import numpy.typing as npt
 
 from escnn_attention.training.data.base import at_least, one_of
 from escnn_attention.training.data.clouds.base import (
-    Clouds,
     CloudsInMemory,
     GeneratedClouds,
-    Motions,
     as_clouds,
     move_trajectories,
 )
@@ -30,13 +27,9 @@ STEP = DURATION / (NUM_FRAMES - 1)
 
 
 class Systems(NamedTuple):
-    """Systems of n bodies in d dimensions at one time.
+    """Systems of n bodies at one time: masses and stiffness (S, n), positions and momenta (S, n, d).
 
-    Attributes:
-        masses: (S, n).
-        stiffness: (S, n); the spring between bodies i and j has the constant 2 k_i k_j.
-        positions: (S, n, d).
-        momenta: (S, n, d).
+    The spring between bodies i and j has the constant 2 k_i k_j.
     """
 
     masses: Array
@@ -59,16 +52,10 @@ def random_systems(count: int, generator: np.random.Generator, *, num_bodies: in
 
 
 def potential(positions: Any, stiffness: Any) -> Any:
-    """V = Σ_{i<j} k_i k_j ‖q_i − q_j‖².
+    """V = Σ_{i<j} k_i k_j ‖q_i − q_j‖², of an array or a tensor (…, n, d) and stiffness (…, n).
 
-    Args:
-        positions: (…, n, d), an array or a tensor.
-        stiffness: (…, n).
-
-    Example:
-        >>> import numpy as np
-        >>> float(potential(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([2.0, 1.0])))
-        50.0
+    >>> float(potential(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([2.0, 1.0])))
+    50.0
     """
     differences = positions[..., :, None, :] - positions[..., None, :, :]
     pairs = stiffness[..., :, None] * stiffness[..., None, :] * (differences**2).sum(-1)
@@ -81,24 +68,17 @@ def energy(positions: Any, momenta: Any, masses: Any, stiffness: Any) -> Any:
 
 
 def simulate(systems: Systems, times: Array, solver: Solver = "exact") -> tuple[Array, Array]:
-    """Positions and momenta, each (S, T, n, d), at ``times``.
+    """Positions and momenta, each (S, T, n, d), at ``times`` (T,) from 0 on.
 
     The equations of motion are linear: with q = M^{-1/2} y they are ÿ = −K y, with a symmetric K whose eigenvectors
-    move for themselves, as cos ωt and sin ωt.
+    move for themselves, as cos ωt and sin ωt. ``"exact"`` takes these, to rounding error, at any times, also (S, T);
+    ``"rk4"`` takes the 3/8-rule, one step from each time to the next, as published.
 
-    Args:
-        systems: at time 0.
-        times: (T,) from 0 on and increasing; for ``"exact"``, also any (S, T).
-        solver: ``"exact"``: by the eigenvectors of K, to rounding error. ``"rk4"``: the 3/8-rule, one step from each
-            time to the next, as published.
-
-    Example:
-        >>> import numpy as np
-        >>> systems = random_systems(2, np.random.default_rng(0))
-        >>> q, p = simulate(systems, np.linspace(0, 5, 500))
-        >>> h = energy(q, p, systems.masses[:, None], systems.stiffness[:, None])
-        >>> q.shape, bool((abs(h / h[:, :1] - 1) < 1e-12).all())
-        ((2, 500, 6, 2), True)
+    >>> systems = random_systems(2, np.random.default_rng(0))
+    >>> q, p = simulate(systems, np.linspace(0, 5, 500))
+    >>> h = energy(q, p, systems.masses[:, None], systems.stiffness[:, None])
+    >>> q.shape, bool((abs(h / h[:, :1] - 1) < 1e-12).all())
+    ((2, 500, 6, 2), True)
     """
     times = np.asarray(times, dtype=np.float64)
     if solver == "exact":
@@ -218,10 +198,8 @@ class Springs(GeneratedClouds):
                 raise UserError(f"{name} must be at most {NUM_FRAMES}, got {count}")
         one_of(("exact", "rk4"), solver=solver)
         self.num_bodies = num_bodies
+        self.mover = move_trajectories
         self.solver: Solver = solver
-
-    def _mover(self) -> Callable[[Clouds, Motions], Clouds]:
-        return functools.partial(move_trajectories, about=self.rotate_about)
 
     def _make(self, part: str) -> CloudsInMemory:
         systems, frames = self._trajectories(part)

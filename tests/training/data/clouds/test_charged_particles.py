@@ -134,7 +134,7 @@ def test_moved_systems_are_those_of_moved_starts():
     (batch,) = data.train_dataloader()
     generator = np.random.default_rng(0)
     turns, moves = random_rotations(5, 3, True, generator), generator.standard_normal((5, 3))
-    moved = move_trajectories(batch, Motions(torch.from_numpy(turns), torch.from_numpy(moves)), about="origin")
+    moved = move_trajectories(batch, Motions(torch.from_numpy(turns), torch.from_numpy(moves)))
     (q, v), (expected, _) = moved.point_targets.double().unflatten(0, (5, 5)).permute(2, 3, 0, 1, 4).numpy()
     charges = batch.features.double().numpy().reshape(5, 5)
     later, _ = simulate(Systems(charges, q, v), [300])

@@ -178,20 +178,19 @@ def test_pieces_come_from_all_over_a_trajectory_and_do_not_overlap():
     np.testing.assert_allclose(frames[:, 0, 1], whole.momenta, atol=1e-13)
 
 
-@pytest.mark.parametrize("about", ["mean", "origin"])
-def test_moved_systems_are_those_of_moved_starts(about):
+def test_moved_systems_are_those_of_moved_starts():
     data = Springs(num_train=5, num_valid=1, num_test=1, frames=20, batch_size=5)
     data.setup("fit")
     (batch,) = data.train_dataloader()
     generator = np.random.default_rng(0)
     turns = random_rotations(5, 2, True, generator)
     moves = generator.standard_normal((5, 2))
-    moved = move_trajectories(batch, Motions(torch.from_numpy(turns), torch.from_numpy(moves)), about=about)
+    moved = move_trajectories(batch, Motions(torch.from_numpy(turns), torch.from_numpy(moves)))
     assert torch.equal(moved.targets, batch.targets)
     m, k = batch.features.double().numpy().reshape(5, 6, 2).transpose(2, 0, 1)
     q = batch.coords.double().numpy().reshape(5, 6, 2)
     p = batch.point_targets[:, 0, 1].double().numpy().reshape(5, 6, 2)
-    c = q.mean(1, keepdims=True) if about == "mean" else 0
+    c = q.mean(1, keepdims=True)
     start = Systems(m, k, (q - c) @ turns.transpose(0, 2, 1) + c + moves[:, None], p @ turns.transpose(0, 2, 1))
     later = np.stack(simulate(start, STEP * np.arange(20)), axis=2)
     found = moved.point_targets.unflatten(0, (5, 6)).permute(0, 2, 3, 1, 4)
