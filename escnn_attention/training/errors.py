@@ -18,14 +18,7 @@ class UserError(Exception):
 
 @contextlib.contextmanager
 def as_user_error(*kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors into a :class:`UserError` of one line; it names a file that cannot be read or written.
-
-    Args:
-        *kinds: the errors, by default :class:`OSError`.
-
-    Raises:
-        UserError: in place of one of these.
-    """
+    """Turn errors, by default :class:`OSError`, into a :class:`UserError` of one line that names their file."""
     kinds = kinds or (OSError,)
     try:
         yield
@@ -37,11 +30,7 @@ def as_user_error(*kinds: type[Exception]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_misuse(command: str) -> Iterator[None]:
-    """Turn options that cannot be parsed into one line that names the help of the command.
-
-    Raises:
-        UserError: in place of an :class:`argparse.ArgumentError`.
-    """
+    """Turn options that cannot be parsed into a :class:`UserError` of one line that names the help of the command."""
     try:
         yield
     except argparse.ArgumentError as error:

@@ -31,13 +31,7 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
     The data goes to a temporary file in the same folder (``os.replace`` is atomic within one file system only), is
     flushed to the disk, and is renamed. If the block raises, the temporary file is removed and ``path`` is untouched.
-
-    Args:
-        path: the file to write; its folder must exist.
-        mode: ``"wb"`` or ``"w"``; text is UTF-8.
-
-    Raises:
-        OSError: it cannot be written; ``filename`` is ``path``.
+    An :class:`OSError` of writing has ``path`` as its ``filename``.
     """
     temporary = None
     try:
@@ -63,11 +57,9 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 
 def remove_temporaries(folder: Path, *names: str) -> None:
-    """Remove the temporary files of :func:`atomic_file` that a killed process left; no process may be writing.
+    """Remove the temporary files of :func:`atomic_file` that a killed process left, of all ``names`` if none are given.
 
-    Args:
-        folder: need not exist.
-        *names: of the files that were to be written; all, if none are given.
+    No process may be writing.
     """
     for name in map(glob.escape, names) if names else ("*",):
         for stale in folder.glob(f".{name}.????????.tmp"):
@@ -79,9 +71,6 @@ def locked(path: Path) -> Iterator[None]:
     """Let one process or thread at a time make ``path``; the others wait. A killed process frees its lock.
 
     Temporary files that a killed process left beside ``path`` are removed.
-
-    Args:
-        path: a file that need not exist; its folder must, and gets a hidden file.
     """
     with FileLock(path.with_name(f".{path.name}{LOCK}")):
         remove_temporaries(path.parent, path.name)
@@ -90,15 +79,10 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_folder(folder: Path, advice: str, patience: float = 0.0) -> Iterator[None]:
-    """Keep other processes from writing to ``folder``. The system frees the lock of a killed process.
-
-    Args:
-        folder: an existing folder; it gets a hidden file.
-        advice: what to do instead of waiting, for the message.
-        patience: the seconds to wait for another process.
+    """Keep other processes from writing to ``folder``, waiting ``patience`` seconds. A killed process frees its lock.
 
     Raises:
-        UserError: another process uses the folder.
+        UserError: another process uses the folder; the message ends with ``advice`` what to do.
     """
     lock = FileLock(folder / LOCK, timeout=patience)
     try:
@@ -119,11 +103,7 @@ def _is_about(error: OSError, path: Path) -> bool:
 
 
 def keep_aside(path: Path) -> Path:
-    """Rename the file of another measurement to ``NAME.old-1.json``, or the first such name that is free.
-
-    Returns:
-        the new path, which is also printed on stderr.
-    """
+    """Rename the file of another measurement to ``NAME.old-1.json``, or the first free name of the kind, and say so."""
     number = 1
     while (aside := path.with_name(f"{path.stem}.old-{number}{path.suffix}")).exists():
         number += 1

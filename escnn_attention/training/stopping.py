@@ -19,24 +19,15 @@ def stoppable(say: Callable[[str], None]) -> Iterator[None]:
 
     The exit status is 128 + the number of the signal, 143 or 130, as shells have it, whatever other error or exit the
     block makes of the interrupt. A signal that the process ignores stays ignored. Outside the main thread nothing
-    changes.
+    changes. ``say`` is called with the name of the signal before the process ends.
 
-    Args:
-        say: called with the name of the signal before the process ends.
-
-    Raises:
-        SystemExit: there was a signal, and the block did not end well in spite of it.
-
-    Example:
-        >>> import os, signal
-        >>> from escnn_attention.training.stopping import stoppable
-        >>> try:
-        ...     with stoppable(print):
-        ...         signal.raise_signal(signal.SIGTERM)
-        ... except SystemExit as ended:
-        ...     print(ended.code)
-        SIGTERM
-        143
+    >>> try:
+    ...     with stoppable(print):
+    ...         signal.raise_signal(signal.SIGTERM)
+    ... except SystemExit as ended:
+    ...     print(ended.code)
+    SIGTERM
+    143
     """
     received: list[tuple[int, float]] = []
 

@@ -52,13 +52,10 @@ def drop(line: str) -> None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The results of a comparison.
+    """The results of all networks that are finished in the folder, in the order of :data:`~.networks.TITLES`.
 
-    Attributes:
-        results: one per network that is finished in the folder, in the order of :data:`~.networks.TITLES`.
-        data: the images.
-        elements: names of the group elements by which the test images were transformed, without the identity.
-        files: the tables and figures that were written.
+    ``elements`` names the group elements, without the identity, by which the test images were transformed; ``files``
+    are the tables and figures that were written.
     """
 
     results: list[NetworkResult]
@@ -71,11 +68,7 @@ def compare(settings: Settings, say: Say = drop) -> Comparison:
     """Train and measure the networks of ``settings``, and write tables, checkpoints and figures to its folder.
 
     A network that is finished in the folder is not trained again; a training that was killed resumes after its last
-    finished epoch.
-
-    Args:
-        settings: the options.
-        say: called with a line at every step and every epoch, in the process of the network.
+    finished epoch. ``say`` is called with a line at every step and epoch, in the process of the network.
 
     Raises:
         UserError: an option that cannot be met; the message names it.
@@ -115,13 +108,7 @@ def compare(settings: Settings, say: Say = drop) -> Comparison:
 
 
 def configure(name: str, data: ImageData, settings: Settings) -> dict[str, Any]:
-    """The configuration of the training of a network: the recipe of the networks of digits, with other options.
-
-    Args:
-        name: of the network.
-        data: the images.
-        settings: the options.
-    """
+    """The configuration of the training of a network: the recipe of the networks of digits, with other options."""
     config = recipe("steerable-digits")
     epochs, batch_size = settings.epoch_count, settings.batch_size
     config["model"]["warm_up"] = config["model"]["warm_up"] / config["trainer"]["max_epochs"] * epochs
@@ -239,14 +226,8 @@ def _write_tables(
 def side_by_side(work: Callable[[str], None], names: Sequence[str], jobs: int) -> None:
     """Do ``work`` for every name, in ``jobs`` new processes, each with as many threads as this one.
 
-    Args:
-        work: a function of a module, or a partial of one; it leaves its results in files.
-        names: in the order in which they are begun.
-        jobs: the number of processes.
-
-    Raises:
-        UserError: an error of ``work``, or a process that was killed. The other processes are then killed, as they are
-            by a Ctrl-C.
+    ``work`` is a function of a module, or a partial of one. If it fails, or a process is killed, the other processes
+    are killed, as they are by a Ctrl-C, and the error is a :class:`UserError`.
     """
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())

@@ -26,19 +26,10 @@ _QUERIES = 2  # positions in the figures of attention
 def write_figures(
     folder: Path, networks: Mapping[str, nn.Module], results: Sequence[NetworkResult], data: ImageData
 ) -> list[Path]:
-    """Write the figures that can be drawn of ``networks`` as PNG files, each in one step.
+    """Write the figures of trained networks on the CPU as PNG files, each in one step, and return their paths.
 
     ``accuracies.png`` always; ``feature_maps-NAME.png`` and ``attention-NAME.png`` for every network with group
-    attention.
-
-    Args:
-        folder: created if it does not exist.
-        networks: trained, on the CPU, by name.
-        results: what was measured of them.
-        data: the images; one of the test part is shown.
-
-    Returns:
-        The files.
+    attention, of one of the test images.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = [_save(folder / "accuracies.png", _accuracies(results, data))]

@@ -41,19 +41,10 @@ _DIGITS_SIZE = 16  # on the published 8×8 pixels, a rotation by 45° makes most
 class NetworkResult:
     """The measurements of one network.
 
-    Attributes:
-        network: its name.
-        parameters: the number of trainable parameters.
-        accuracy_upright: on the test images as the data set gives them, from 0 to 1.
-        accuracy_rotated: mean over ``accuracy_by_element``; ``None`` if that is empty.
-        accuracy_any_angle: on the test images, each rotated by a random angle.
-        accuracy_by_element: on the test images under each group element that maps the grid onto itself, without the
-            identity.
-        equivariance_error: relative, of the logits, worst over these elements; ``None`` if there are none, or if
-            logits are not finite.
-        seconds_per_epoch: median over the epochs, training only.
-        epochs: the number of epochs of the training.
-        device: the device of the last training.
+    Accuracies, from 0 to 1, are on the test images as the data set gives them (``upright``), each rotated by a random
+    angle (``any_angle``), and ``by_element`` under each group element that maps the grid onto itself, without the
+    identity; ``rotated`` is the mean over these, None if there are none. ``equivariance_error`` is that of
+    :func:`measure_equivariance_error`, ``seconds_per_epoch`` the median over the epochs, without validation.
     """
 
     network: str
@@ -81,13 +72,9 @@ class NetworkResult:
 
 @dataclass(frozen=True)
 class ImageData:
-    """The images of a comparison.
+    """The images of a comparison: of both parts (N, S, S) float32 from 0 to 1, with labels (N,).
 
-    Attributes:
-        configuration: of the data module, as a configuration file has it.
-        train, test: images (N, S, S) float32 from 0 to 1 and labels (N,) of these parts.
-        source: the origin of the images, for people.
-        upright: the orientation of the images in this data set, for people.
+    ``configuration`` describes their data module; ``source`` and ``upright`` tell people their origin and orientation.
     """
 
     configuration: dict[str, Any]
@@ -111,14 +98,10 @@ class ImageData:
 def load_images(
     name: str, folder: Path | None = None, limit_train: int | None = None, limit_test: int | None = None
 ) -> ImageData:
-    """The data set called ``name``, normalised by the mean and the standard deviation of the training pixels.
+    """The data set ``"digits"`` or ``"rotmnist"``, normalised by mean and standard deviation of the training pixels.
 
-    Args:
-        name: ``"digits"``, which ship with scikit-learn, or ``"rotmnist"``, which is looked for in the folder and
-            downloaded into it where it is not there.
-        folder: an existing folder, for ``"rotmnist"``; by default ``$ESCNN_ATTENTION_DATA`` or
-            ``~/.cache/escnn-attention``.
-        limit_train, limit_test: take the first so many images of a part only.
+    Of a part the first ``limit`` images are taken. The digits need no folder; that of ``"rotmnist"`` is, and is filled,
+    as that of :class:`~escnn_attention.training.RotMNIST`.
 
     Raises:
         UserError: an unknown name, a folder for the digits, or as :class:`~escnn_attention.training.RotMNIST` raises.
@@ -167,11 +150,10 @@ def grid_symmetries(gspace: GSpace) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def orient(images: npt.NDArray[np.float32], gspace: GSpace) -> dict[str, npt.NDArray[np.float32]]:
-    """Images (N, S, S) in every orientation that is measured.
+    """Images (N, S, S) by the name of their orientation.
 
-    Returns:
-        The images as they are (:data:`UPRIGHT`), under each group element that maps the grid onto itself, without the
-        identity (by its name), and each rotated by an angle of its own (:data:`ANY_ANGLE`).
+    As they are (:data:`UPRIGHT`), under each group element that maps the grid onto itself, without the identity, and
+    each rotated by an angle of its own (:data:`ANY_ANGLE`).
     """
     x = torch.from_numpy(images)[:, None]
     by_element = {
@@ -191,16 +173,9 @@ def measure_accuracies(
     device: torch.device,
     batch_size: int,
 ) -> dict[str, float]:
-    """The accuracy on the test images in each orientation, from 0 to 1.
+    """The accuracy, from 0 to 1, on the test images in each orientation of :func:`orient`, ``batch_size`` at a time.
 
-    The network is left on the CPU, in evaluation mode.
-
-    Args:
-        network: normalised images (B, 1, S, S) to logits.
-        oriented: the test images by the name of their orientation, see :func:`orient`.
-        data: labels and normalisation.
-        device: where to compute.
-        batch_size: images at a time.
+    The network takes normalised images (B, 1, S, S), and is left on the CPU, in evaluation mode.
     """
     with torch.no_grad():  # escnn keeps the weights that it expands here, without their graph
         network.to(device).eval()
@@ -220,17 +195,10 @@ def measure_accuracies(
 
 
 def measure_equivariance_error(network: nn.Module, gspace: GSpace, size: int, num_classes: int) -> float | None:
-    """The largest change of the logits under elements that map the grid onto itself.
+    """The largest change of the logits under elements that map the grid onto itself, relative to them, in float64.
 
-    Relative to the size of the logits, in float64, on random images: rounding errors for an equivariant network,
-    of order 1 for any other. ``None`` where only the
-    identity maps the grid onto itself, and where logits are not finite. ``network`` is not changed.
-
-    Args:
-        network: images (B, 1, S, S) to logits.
-        gspace: the symmetry.
-        size: side S of the images.
-        num_classes: number of classes.
+    On random images (B, 1, S, S) with S = ``size``: rounding errors for an equivariant network, of order 1 for any
+    other. ``None`` where only the identity maps the grid onto itself, and where logits are not finite.
     """
     if not grid_symmetries(gspace):
         return None

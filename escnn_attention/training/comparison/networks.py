@@ -65,17 +65,13 @@ def describe_gspace(name: str) -> dict[str, Any]:
 
 
 def gspace_by_name(name: str) -> GSpace:
-    """The plane with the group ``cN`` (rotations by 360°/N) or ``dN`` (these and reflections).
-
-    Args:
-        name: ``"c2"``, ``"c4"``, ``"c8"``, …, ``"d1"``, ``"d4"``, …; upper case is accepted.
+    """The plane with the group ``cN`` (rotations by 360°/N) or ``dN`` (these and reflections), in lower or upper case.
 
     Raises:
         UserError: another name, the trivial group, or more than 32 elements.
 
-    Example:
-        >>> gspace_by_name("d4").fibergroup.order()
-        8
+    >>> gspace_by_name("d4").fibergroup.order()
+    8
     """
     space: GSpace = build(describe_gspace(name))
     return space
@@ -84,20 +80,12 @@ def gspace_by_name(name: str) -> GSpace:
 def describe_network(name: str, group: str, size: int, num_classes: int, parameters: int) -> dict[str, Any]:
     """The network ``name`` with about ``parameters`` parameters, as ``class_path`` and ``init_args``.
 
-    The width is the largest with which the network stays below the budget; the number of final features, of which each
-    adds few parameters, fills the rest.
+    The width is the largest with which the network stays below the budget, at least one hidden field; the number of
+    final features, of which each adds few parameters, fills the rest. ``size`` is the side of the images.
 
-    Args:
-        name: one of :data:`TITLES`.
-        group: the symmetry, see :func:`gspace_by_name`.
-        size: side of the images in pixels.
-        num_classes: number of classes.
-        parameters: the budget. Below what one hidden field needs, the smallest network is described.
-
-    Example:
-        >>> network = describe_network("hybrid", "c4", 16, 10, 900)
-        >>> network["class_path"], network["init_args"]["convolutions"], network["init_args"]["attention"]
-        ('escnn_attention.models.HybridNet', [1, 2], [0, 1])
+    >>> network = describe_network("hybrid", "c4", 16, 10, 900)
+    >>> network["class_path"], network["init_args"]["convolutions"], network["init_args"]["attention"]
+    ('escnn_attention.models.HybridNet', [1, 2], [0, 1])
     """
     width, features = _sizes(name, group, size, num_classes, parameters)
     return _outline(name, group, size, num_classes)(width, features)

@@ -18,12 +18,7 @@ from escnn_attention.training.errors import UserError
 
 
 class Draw(NamedTuple):
-    """A batch, or a process's share of one.
-
-    Attributes:
-        indices: of the images.
-        epoch: in which it is drawn.
-    """
+    """The indices of the things in a batch, or in a process's share of one, and the epoch in which they are drawn."""
 
     indices: Sequence[int]
     epoch: int = 0
@@ -43,15 +38,8 @@ class TrainingSampler(DistributedSampler[Draw]):
 
     The order of epoch t is :func:`epoch_order`; its batch b holds places bB, ..., bB + B − 1 of it, where B is
     ``batch_size``, and process r of W gets places rB/W, ..., (r + 1)B/W − 1 of every batch: together the processes see
-    the batches that one process sees. What does not fill a batch at the end is left out of the epoch.
-
-    Args:
-        length: number of images.
-        batch_size: images in a batch over all processes, a multiple of ``world_size``.
-        seed: of the order.
-        rank: of this process.
-        world_size: number of processes.
-        drop_last: whether that is so; if not, one process gets it as a smaller batch.
+    the batches that one process sees. What does not fill a batch at the end is left out of the epoch, unless
+    ``drop_last`` is false; then a single process gets it as a smaller batch.
 
     >>> first, second = TrainingSampler(length=10, batch_size=4, seed=0)
     >>> shares = [next(iter(TrainingSampler(10, 4, 0, rank, world_size=2))).indices for rank in (0, 1)]
@@ -82,12 +70,6 @@ class EvaluationSampler(DistributedSampler[Draw]):
     Batch b holds images bB, ..., bB + B − 1, where B is ``batch_size``, and process r of W gets those that leave the
     remainder r when they are divided by W. All processes have the same number of batches: fewer than W images at the
     end are added to the batch before.
-
-    Args:
-        length: number of images.
-        batch_size: images in a batch over all processes, a multiple of ``world_size``.
-        rank: of this process.
-        world_size: number of processes.
 
     >>> [list(draw.indices) for draw in EvaluationSampler(length=9, batch_size=4)]
     [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
@@ -127,12 +109,7 @@ class Source(Sized, Protocol):
 
 
 class Batches(Dataset[Any]):
-    """A data set whose items are whole batches.
-
-    Args:
-        source: the things.
-        *changes: functions of a batch and its :class:`Draw`, in the order in which they are applied.
-    """
+    """A data set whose items are whole batches of ``source``, to which ``changes`` are applied in their order."""
 
     def __init__(self, source: Source, *changes: Callable[[Any, Draw], Any]) -> None:
         self.source, self.changes = source, changes
@@ -300,33 +277,21 @@ class DataInParts(pl.LightningDataModule, ABC):
 
 
 def at_least(least: float, **values: float) -> None:
-    """Check arguments, given by their names.
-
-    Raises:
-        UserError: one is less than ``least``, or is no number.
-    """
+    """Raise a :class:`UserError` if a value, given by its name, is less than ``least`` or is no number."""
     for name, value in values.items():
         if not value >= least:
             raise UserError(f"{name} must be at least {least}, got {value}")
 
 
 def integers(**values: object) -> None:
-    """Check arguments, given by their names.
-
-    Raises:
-        UserError: one is no integer.
-    """
+    """Raise a :class:`UserError` if a value, given by its name, is no integer."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise UserError(f"{name} must be an integer, got {value!r}")
 
 
 def one_of(choices: tuple[Any, ...], **values: Any) -> None:
-    """Check arguments, given by their names.
-
-    Raises:
-        UserError: one is not among ``choices``.
-    """
+    """Raise a :class:`UserError` if a value, given by its name, is not among ``choices``."""
     for name, value in values.items():
         if not any(value is choice or (value == choice and type(value) is type(choice)) for choice in choices):
             raise UserError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

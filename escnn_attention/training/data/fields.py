@@ -28,10 +28,8 @@ _PARTS = ("train", "valid", "test")
 def grid_elements(dim: int, turns: Turns) -> list[npt.NDArray[np.int64]]:
     """The matrices of the rotations, or of all isometries, that map the axes of a grid onto each other.
 
-    Example:
-        >>> from escnn_attention.training.data.fields import grid_elements
-        >>> [len(grid_elements(dim, turns)) for dim in (2, 3) for turns in ("none", "rotations", "all")]
-        [1, 4, 8, 1, 24, 48]
+    >>> [len(grid_elements(dim, turns)) for dim in (2, 3) for turns in ("none", "rotations", "all")]
+    [1, 4, 8, 1, 24, 48]
     """
     if turns == "none":
         return [np.eye(dim, dtype=np.int64)]

@@ -27,16 +27,9 @@ _CHUNK = 1 << 16  # bytes
 
 
 def data_folder(folder: Path | None, holds: str) -> Path:
-    """The folder of the data sets: the one given, ``$ESCNN_ATTENTION_DATA``, or one in the user's cache.
+    """The folder of the data sets: the one given, ``$ESCNN_ATTENTION_DATA``, or one in the user's cache, which is made.
 
-    Only the folder in the user's cache is made if it does not exist.
-
-    Args:
-        folder: an existing folder, or None for the default.
-        holds: the files that the folder should hold, for the error message.
-
-    Raises:
-        UserError: the folder does not exist, or the one in the cache cannot be made.
+    ``holds`` names the files that it should hold, for the error of a folder that does not exist.
     """
     chosen = folder or os.environ.get(ENVIRONMENT)
     if chosen:
@@ -67,13 +60,7 @@ def way_out(holds: str) -> str:
 
 
 class Published(NamedTuple):
-    """A published file.
-
-    Attributes:
-        name: of the file in the data folder.
-        url: its address.
-        md5: its checksum, 32 hexadecimal digits.
-    """
+    """A published file: its name in the data folder, its address and its checksum."""
 
     name: str
     url: str
@@ -81,22 +68,10 @@ class Published(NamedTuple):
 
 
 def download(file: Published, folder: Path, holds: str) -> Path:
-    """Download a file into a folder, unless the folder has it, and verify its checksum.
+    """Download a file into an existing folder, unless the folder has it, and verify its checksum; return its path.
 
     The file appears once it is complete. Several processes may ask for the same file: one downloads it, the others
-    wait.
-
-    Args:
-        file: the file.
-        folder: an existing folder.
-        holds: the files of the data set, for the error message.
-
-    Returns:
-        the path of the file.
-
-    Raises:
-        UserError: the address cannot be reached, the transfer fails, or the checksum is another one.
-        OSError: the folder cannot be written.
+    wait. ``holds`` names the files of the data set, for the error of a transfer that fails.
     """
     path = folder / file.name
     if path.exists():
@@ -129,19 +104,15 @@ def download(file: Published, folder: Path, holds: str) -> Path:
 def make_from_downloads(
     path: Path, files: Sequence[Published], write: Callable[..., None], *, allowed: bool = True
 ) -> None:
-    """Write ``path`` from published files, unless it exists.
+    """Write ``path`` from published files in its folder, unless it exists.
 
     Files that were downloaded for that are removed; those that were there before stay.
 
     Args:
-        path: the file to write, in an existing folder.
-        files: the published files, in the folder of ``path``.
+        path: the file to write.
+        files: the published files.
         write: called with the opened ``path`` and the paths of the published files.
         allowed: whether files may be downloaded. If not, nothing is written where one is missing.
-
-    Raises:
-        UserError: a download fails, or a file does not hold what it should.
-        OSError: the folder cannot be written.
     """
     new = [file for file in files if not (path.parent / file.name).exists()]
     if path.exists() or (new and not allowed):
@@ -158,11 +129,7 @@ def make_from_downloads(
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn whatever goes wrong while ``path`` is read into an error that names it.
-
-    Raises:
-        UserError: the file is damaged, or is another file than its name says.
-    """
+    """Turn whatever goes wrong while ``path`` is read into a :class:`UserError` that names it."""
     try:
         yield
     except UserError:
@@ -177,11 +144,7 @@ def readable(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def npz_file(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
-    """The arrays of an .npz file. Arrays of Python objects, which would have to be unpickled, are errors.
-
-    Raises:
-        UserError: the file, or an array that is asked for, cannot be read.
-    """
+    """The arrays of an .npz file. Arrays of Python objects, which would have to be unpickled, are errors."""
     with readable(path), np.load(path, allow_pickle=False) as arrays:
         yield arrays
 
@@ -189,17 +152,7 @@ def npz_file(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
 def check_images(
     path: Path, name: str, images: npt.NDArray[np.generic], labels: npt.NDArray[np.generic], shape: tuple[int, ...]
 ) -> npt.NDArray[np.int64]:
-    """Check images, uint8 (N, ``shape``), and N labels from 0 to 9; return the labels as int64.
-
-    Args:
-        path: the file that they come from.
-        name: of the images in it, ``NAME_images`` and ``NAME_labels``.
-        images, labels: the arrays.
-        shape: of one image.
-
-    Raises:
-        UserError: an array is of another type, shape or range.
-    """
+    """Check images, uint8 (N, ``shape``), and labels from 0 to 9 of a file; return the labels as int64."""
     if images.dtype != np.uint8 or images.shape[1:] != shape or images.ndim != 1 + len(shape):
         sizes = ", ".join(map(str, shape))
         raise UserError(f"{path}: {name}_images must be uint8 (N, {sizes}), found {images.dtype} {images.shape}")
@@ -209,11 +162,7 @@ def check_images(
 def check_labels(
     path: Path, name: str, labels: npt.NDArray[np.generic], count: int, num_classes: int = 10
 ) -> npt.NDArray[np.int64]:
-    """Check labels, ``count`` ≥ 1 integers from 0 to ``num_classes`` − 1; return them as int64.
-
-    Raises:
-        UserError: they are of another type, number or range.
-    """
+    """Check labels, ``count`` ≥ 1 integers from 0 to ``num_classes`` − 1; return them as int64."""
     if not count:
         raise UserError(f"{path}: {name} must be at least one, found none")
     if labels.shape != (count,) or labels.dtype.kind not in "iu":

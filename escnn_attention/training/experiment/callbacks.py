@@ -29,19 +29,14 @@ from escnn_attention.training.modules.scheduled import Scheduled
 class EpochHistory(pl.Callback):
     """One row per finished epoch, in the checkpoint and as ``epochs.csv``.
 
-    The rows are part of the checkpoint. The CSV file is written from them once the checkpoint of the epoch is complete,
-    and again when a training resumes, so that it never has an epoch that must be run again.
-
-    Args:
-        path: the CSV file.
-        measure: the name of the measure that chooses the best epoch.
+    The CSV file is written from the rows in the checkpoint once the checkpoint of the epoch is complete, and again when
+    a training resumes, so that it never has an epoch that must be run again.
 
     Attributes:
-        rows: dictionaries with ``epoch`` (from 1), ``train_loss``, ``valid_loss``, the measure, by default
-            ``valid_accuracy`` (from 0 to 1), ``learning_rate`` (at the end of the epoch), ``seconds`` (training only,
-            without validation) and ``memory``, the peak in megabytes since the process began to train, above what it
-            held then: allocated by PyTorch on CUDA; elsewhere the resident memory of the process, read before and
-            after every backward pass.
+        rows: dictionaries with ``epoch`` (from 1), ``train_loss``, ``valid_loss``, the ``measure`` that chooses the
+            best epoch, ``learning_rate`` (at the end of the epoch), ``seconds`` (training only, without validation) and
+            ``memory``, the peak in megabytes since the process began to train, above what it held then: allocated by
+            PyTorch on CUDA; elsewhere the resident memory of the process, read before and after every backward pass.
     """
 
     def __init__(self, path: Path, measure: str = "valid_accuracy") -> None:
@@ -140,11 +135,9 @@ class _Last(_InFolder):
 
 
 class Provenance(pl.Callback):
-    """Stores the configuration, versions and hardware of a training in its checkpoints.
+    """Stores ``facts`` of a training in its checkpoints: configuration, versions and hardware.
 
-    Args:
-        facts: ``configuration``, ``versions`` and ``hardware``. Where a schedule was laid out over other numbers of
-            epochs before, these are added, as ``earlier_max_epochs``.
+    Where a schedule was laid out over other numbers of epochs before, these are added, as ``earlier_max_epochs``.
     """
 
     def __init__(self, facts: dict[str, Any]) -> None:

@@ -53,14 +53,8 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
 def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another folder") -> dict[str, Any]:
     """The content of a checkpoint, on the CPU. Only tensors and plain values are unpickled.
 
-    A file that fails the checksums of its zip format, which PyTorch does not verify, is refused.
-
-    Args:
-        path: the file.
-        way_out: advice for the error message.
-
-    Raises:
-        UserError: the file cannot be read, or is no checkpoint.
+    A file that fails the checksums of its zip format, which PyTorch does not verify, is refused: the :class:`UserError`
+    of a file that is no checkpoint ends with ``way_out``.
     """
     try:
         if path.exists() and not path.is_file():  # a pipe or a device may never end

@@ -78,9 +78,8 @@ def run_experiment(
     """Fit, validate, test or predict, as ``escnn-attention`` does.
 
     Args:
-        arguments: the command (``fit``, ``validate``, ``test``, ``predict``) and its options, of which all but ``fit``
-            take the configuration that the folder keeps where none is given; or the configuration of a ``fit`` as plain
-            values, with its ``folder``.
+        arguments: the command and its options, of which all but ``fit`` take the configuration that the folder keeps
+            where none is given; or the configuration of a ``fit`` as plain values, with its ``folder``.
         callbacks: of the trainer, beside those that the configuration names.
 
     Raises:
@@ -120,7 +119,6 @@ class ExperimentCLI(LightningCLI):
         command: the command to run; options of the others are not collected, which takes a second for each.
         callbacks: of the trainer, beside those of the configuration.
         foreign: the options of the command where the configuration is the folder's own, which is not trusted.
-        **options: of Lightning's command line.
     """
 
     def __init__(

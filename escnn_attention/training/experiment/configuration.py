@@ -71,11 +71,7 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_recipe(arguments: Sequence[str]) -> list[str]:
-    """The options of a command with the configuration of a recipe in place of ``--recipe NAME``.
-
-    Raises:
-        UserError: there is no such recipe.
-    """
+    """The options of a command with the configuration of a recipe in place of ``--recipe NAME``."""
     command, *options = arguments or [""]
     known, others = known_options(options, "--recipe")
     if command != "fit" or known.recipe is None:
@@ -96,11 +92,7 @@ def known_options(arguments: Sequence[str], *names: str) -> tuple[argparse.Names
 
 
 def find_task(arguments: Sequence[str] | Mapping[str, Any]) -> str:
-    """The task that the options or the configuration files name; the other options depend on it.
-
-    Raises:
-        UserError: a configuration file is not text, or not YAML.
-    """
+    """The task that the options or the configuration files name; the other options depend on it."""
     if isinstance(arguments, Mapping):
         return str(arguments.get("task", "classification"))
     known, _ = known_options(arguments, "--config", "--task")
@@ -121,11 +113,7 @@ def find_task(arguments: Sequence[str] | Mapping[str, Any]) -> str:
 
 
 def with_configuration(arguments: Sequence[str], name: str) -> list[str]:
-    """The options of a command, with the configuration that its folder keeps where none is given.
-
-    Args:
-        arguments: the command and its options.
-        name: of the configuration in the folder.
+    """The options of a command, with the configuration ``name`` that its folder keeps where none is given.
 
     Raises:
         UserError: there is none, neither in the folder nor among the options; or that of the folder names what needs
@@ -206,10 +194,7 @@ def differences(
 ) -> str:
     """The options in which two configurations differ, for people; empty where they agree.
 
-    Args:
-        trained: the configuration of a checkpoint.
-        now: the configuration of this command.
-        facts: the parts that are compared: :func:`training_facts` or :func:`network_facts`.
+    ``facts`` are the parts that are compared: :func:`training_facts` or :func:`network_facts`.
     """
     old, new = facts(trained), facts(now)
     return ", ".join(

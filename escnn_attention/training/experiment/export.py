@@ -41,16 +41,7 @@ _MOST_IMAGES = 2**31 - 1
 
 
 class ImageSubject:
-    """A classifier of images that is written to a file.
-
-    Args:
-        network: the classifier.
-        shape: of an image, ``(channels, *space)``.
-
-    Attributes:
-        inputs: the names of what the file takes.
-        output: the name of its output.
-    """
+    """A classifier of images ``(channels, *space)`` that is written to a file, with the names of inputs and output."""
 
     inputs = ("images",)
     output = "logits"
@@ -92,9 +83,6 @@ class CloudSubject:
 
     The file takes the points of all clouds end to end, with the number of the cloud of each, and the features of pairs
     of points if the network takes some.
-
-    Args:
-        network: the network.
     """
 
     output = "output"
@@ -174,13 +162,7 @@ class _ImagesInFile(torch.nn.Module):
 
 
 class _CloudsInFile(EquivariantModule):
-    """The output of a file for clouds, at their points or at their means, in any precision; copies share the file.
-
-    Args:
-        run: the file.
-        network: the network that is in it.
-        others: its inputs besides features and coordinates.
-    """
+    """The output of a file for clouds, at their points or at their means, in any precision; copies share the file."""
 
     def __init__(self, run: Run, network: CloudNetwork, others: list[Tensor]):
         super().__init__()
@@ -209,18 +191,7 @@ class _CloudsInFile(EquivariantModule):
 
 
 def subject_of(network: torch.nn.Module, source: str | Path, size: int | None, data: Any) -> Subject:
-    """The subject of a network.
-
-    Args:
-        network: of images or of points.
-        source: from which it comes, for errors.
-        size: the height and width of the images; None for those of the data.
-        data: the data of its training, as a configuration has it; None if unknown.
-
-    Raises:
-        UserError: a network of neither, or no size of images, or one of points; or a network of points and a PyTorch
-            before 2.13.
-    """
+    """The subject of a network from ``source``, with images of ``size``, by default of that in the ``data``."""
     if isinstance(network, HamiltonianNetwork):
         raise UserError(
             f"{source}: a HamiltonianNetwork takes gradients while it runs, which no file does; its energy is"

@@ -26,12 +26,7 @@ WRITTEN = "# Written by escnn-attention fit."
 
 
 def check_folder(folder: Path, checkpoint: Path | None, configuration: Mapping[str, Any]) -> None:
-    """Check that a training replaces nothing but the training that it resumes.
-
-    Args:
-        folder: of the experiment.
-        checkpoint: the checkpoint that the training resumes from, if any.
-        configuration: of the training, as :func:`~.configuration.plain` gives it.
+    """Check that a training replaces nothing but the training that it resumes from ``checkpoint``, if there is one.
 
     Raises:
         UserError: the folder holds a configuration that ``fit`` has not written, or files of another training.
@@ -60,17 +55,10 @@ def check_folder(folder: Path, checkpoint: Path | None, configuration: Mapping[s
 
 @contextlib.contextmanager
 def made_for_training(folder: Path, patience: float) -> Iterator[None]:
-    """Make a folder, and keep other processes from training in it.
+    """Make a folder, and keep other processes from training in it, waiting ``patience`` seconds for them to end.
 
     A training that is refused before it has finished an epoch removes its files, the folder, and the parents that it
     made.
-
-    Args:
-        folder: of the experiment.
-        patience: the seconds in which another process may end.
-
-    Raises:
-        UserError: another process trains in it; or as the block raises.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,17 +83,10 @@ def made_for_training(folder: Path, patience: float) -> Iterator[None]:
 def open_comparison(folder: Path, facts: Mapping[str, Any], *, restart: bool) -> Iterator[Path | None]:
     """Hold the folder of a comparison with the options ``facts``, new or resumed.
 
-    Args:
-        folder: created if it does not exist.
-        facts: the options that the results depend on, by their names, as plain values.
-        restart: move a comparison that is there aside.
-
-    Yields:
-        the folder that an earlier comparison was moved to, or ``None``.
+    With ``restart`` a comparison that is there is moved aside, and the place that it is moved to is yielded.
 
     Raises:
         UserError: the folder holds something else or a comparison with other options, or another process uses it.
-        OSError: the folder cannot be written.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is not a folder: choose another --output")

@@ -75,11 +75,7 @@ def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> 
 
 
 def checkpoint_of(folder: str | Path) -> Path:
-    """The checkpoint of the trained network of an experiment, or the one that is given instead of its folder.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The checkpoint of the trained network of an experiment, or the one that is given instead of its folder."""
     if Path(folder).is_file():
         return Path(folder)
     path = next((p for name in (BEST, LAST) if (p := Path(folder) / name).is_file()), None)
@@ -89,9 +85,7 @@ def checkpoint_of(folder: str | Path) -> Path:
 
 
 def build_described(description: Any) -> torch.nn.Module:
-    """The network of a description: ``class_path`` and ``init_args``, whose arguments may be descriptions as well.
-
-    A description can come from anywhere; :func:`escnn_attention.models.description.build` documents what is built.
+    """The network of a description, which may come from anywhere: see :func:`escnn_attention.models.description.build`.
 
     Raises:
         UserError: it names anything else than modules of this package and what they take, is no description, or its
@@ -115,17 +109,7 @@ def build_described(description: Any) -> torch.nn.Module:
 
 
 def check_images(network: Any, num_classes: int, data: Any, name: str) -> None:
-    """Check that a network is for the images of a data module, as far as both say their channels and classes.
-
-    Args:
-        network: of images.
-        num_classes: its number of classes.
-        data: the data module.
-        name: of the network, for errors.
-
-    Raises:
-        UserError: the numbers of channels or of classes differ.
-    """
+    """Check that a network ``name`` has the channels and classes of a data module, as far as both say them."""
     channels = getattr(getattr(network, "in_type", None), "size", getattr(network, "in_channels", None))
     for what, attribute, needed in (("channels", "in_channels", channels), ("classes", "num_classes", num_classes)):
         given = getattr(data, attribute, None)

@@ -49,10 +49,6 @@ def run_pretrained(arguments: Sequence[str]) -> Measured:
         arguments: the options of ``escnn-attention test``: ``--pretrained`` with a name of
             :func:`escnn_attention.models.list_models`, a folder or a repository; ``--task``, ``--data`` and
             ``--trainer`` as in trainings. Task and data of a name are known, those of a folder are not.
-
-    Raises:
-        UserError: an option that cannot be parsed, there is no such network, it is not for this task or for these data,
-            or the data cannot be had.
     """
     about = "Measure a network that is trained already."
     parser = ArgumentParser(prog="escnn-attention test", description=about, exit_on_error=False)

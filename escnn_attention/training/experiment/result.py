@@ -27,14 +27,10 @@ def write_result(
     facts: Mapping[str, Any],
     tested: Mapping[str, Any],
 ) -> None:
-    """Write ``test.json``; a file of another measurement is kept under another name.
+    """Write ``test.json``: measured ``metrics``, called ``test_NAME``, further ``facts``, and what they depend on.
 
-    Args:
-        folder: of the experiment.
-        checkpoint: of the network that was measured.
-        metrics: what was measured, as ``test_NAME``.
-        facts: further entries.
-        tested: configuration, versions and hardware of the measurement.
+    ``tested`` has the configuration, versions and hardware of the measurement. A file of another one is kept under
+    another name.
     """
     content = read_checkpoint(checkpoint)
     curve = state_of(_newest(content, checkpoint.parent / LAST), EpochHistory.__qualname__)
@@ -67,11 +63,7 @@ def _newest(content: dict[str, Any], last: Path) -> dict[str, Any]:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """The result in ``test.json``; empty where there is no file.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """The result in ``test.json``; empty where there is no file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -38,10 +38,7 @@ def check_kept(path: Path) -> None:
 
     Known are the classes of networks, encodings, relations, samples and data of this package, the modules of
     ``torch.nn`` and ``escnn.nn``, the optimisers of ``torch.optim``, and the gspaces of escnn. Nothing is imported but
-    modules of this package.
-
-    Args:
-        path: of the configuration, which has not been parsed.
+    modules of this package, and nothing has been parsed before.
 
     Raises:
         UserError: it names anything else (callbacks, loggers, functions, somebody's network), or is no configuration.
@@ -65,13 +62,7 @@ def check_kept(path: Path) -> None:
 def check_parsed(configuration: Mapping[str, Any], options: Sequence[str], source: Path) -> None:
     """Refuse classes that the parser found by their last names alone, before they are built.
 
-    Args:
-        configuration: as plain values.
-        options: of the command line, whose classes may be any.
-        source: of the configuration, for errors.
-
-    Raises:
-        UserError: a class is neither known, as :func:`check_kept` says, nor among the options.
+    Those among the ``options`` of the command line may be any, all others those of :func:`check_kept`.
     """
     for name, path in _class_paths(configuration, ""):
         if not _is_known(path) and not any(path.rpartition(".")[2] in option for option in options):

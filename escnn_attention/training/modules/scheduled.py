@@ -188,11 +188,7 @@ def decayed_parameters(network: nn.Module) -> list[str]:
 
 
 def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:
-    """The parameters of a network in groups for an optimiser: those that decay, and those whose weight decay is 0.
-
-    Args:
-        network: any module that has parameters.
-    """
+    """The parameters of a network in groups for an optimiser: those that decay, and those whose weight decay is 0."""
     chosen = set(decayed_parameters(network))
     groups: tuple[list[Parameter], list[Parameter]] = [], []
     for name, parameter in network.named_parameters():

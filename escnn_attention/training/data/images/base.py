@@ -21,12 +21,7 @@ Augmentation = Callable[[Tensor, Draw], Tensor]
 
 
 class ImagesInMemory:
-    """Images that are kept as they are, mostly as bytes.
-
-    Args:
-        images: (N, C, H, W), mostly uint8.
-        labels: (N,) int64, or None.
-    """
+    """Images (N, C, H, W) that are kept as they are, mostly as bytes, and their labels (N,), if they have some."""
 
     def __init__(self, images: Tensor, labels: Tensor | None) -> None:
         self.images, self.labels = images, labels
@@ -42,13 +37,8 @@ class ImagesInMemory:
 class FlipAndCrop:
     """Mirror images left to right with probability 1/2 and move them by up to ``padding`` pixels along each axis.
 
-    Pixels that come in from outside are black (0 before normalisation). What happens to an image is a function of the
-    seed, the epoch and its index: it does not depend on the batch, the worker or the process that the image is in.
-
-    Args:
-        length: number of images.
-        padding: the furthest move, in pixels.
-        seed: of the random numbers.
+    Pixels that come in from outside are black (0 before normalisation). What happens to each of the ``length`` images
+    is a function of the seed, the epoch and its index: it does not depend on the batch, the worker or the process.
     """
 
     def __init__(self, length: int, padding: int, seed: int) -> None:
@@ -70,13 +60,9 @@ class FlipAndCrop:
 
 
 def flip_and_crop(images: Tensor, padding: int, flips: Tensor, corners: Tensor) -> Tensor:
-    """Windows of the size of the images from the images with a black frame, mirrored where ``flips`` says so.
+    """Windows of the size of the images from the images with a black frame of ``padding`` pixels, perhaps mirrored.
 
-    Args:
-        images: (B, C, H, W).
-        padding: width of the frame in pixels.
-        flips: (B,) bool.
-        corners: (B, 2) row and column of the window's upper left corner, from 0 to 2 × ``padding``.
+    The ``corners`` (B, 2) are row and column of the window's upper left corner, from 0 to 2 × ``padding``.
     """
     height, width = images.shape[-2:]
     windows = nn.functional.pad(images, 4 * (padding,)).unfold(2, height, 1).unfold(3, width, 1)
@@ -87,22 +73,9 @@ def flip_and_crop(images: Tensor, padding: int, flips: Tensor, corners: Tensor) 
 class RandomRotations:
     """Rotate images about their centre, each by an angle that is uniform between 0 and ``degrees``, counterclockwise.
 
-    Pixels are interpolated by cubic polynomials and held between black and white; by multiples of 90° they only move.
-    What comes in from outside is black (0 before normalisation). The angle of an image is a function of the seed, the
-    epoch and its index, as in :class:`FlipAndCrop`.
-
-    Args:
-        length: number of images.
-        degrees: the largest angle. For a network that no rotation by 360°/N changes, 360/N is as good as 360.
-        seed: of the random numbers.
-        white: the highest value of a pixel.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.training.data.images.base import RandomRotations
-        >>> from escnn_attention.training.data.base import Draw
-        >>> RandomRotations(length=10, degrees=90.0, seed=0)(torch.zeros(2, 1, 8, 8), Draw([3, 7])).shape
-        torch.Size([2, 1, 8, 8])
+    Pixels are interpolated by cubic polynomials and held between black and ``white``; by multiples of 90° they only
+    move. What comes in from outside is black (0 before normalisation). The angle of each of the ``length`` images is a
+    function of the seed, the epoch and its index.
     """
 
     _STREAM = 1  # of random numbers, beside those of other changes
@@ -122,14 +95,9 @@ class RandomRotations:
 
 
 def rotate_images(images: Tensor, angles: Tensor) -> Tensor:
-    """Images rotated about their centre.
+    """Images (B, C, H, W) in float32, rotated about their centre counterclockwise by ``angles`` (B,) in radians.
 
-    Args:
-        images: (B, C, H, W); around them there is nothing but zeros.
-        angles: (B,) float64, in radians, counterclockwise.
-
-    Returns:
-        (B, C, H, W) float32.
+    Around them there is nothing but zeros.
     """
     height, width = images.shape[-2:]
     cos, sin = angles.cos(), angles.sin()
@@ -146,12 +114,8 @@ def image_batches(
 ) -> Batches:
     """Batches of images (B, C, H, W) float32, normalised, and labels (B,) int64 or None.
 
-    Args:
-        source: the images.
-        mean: one number per channel, of pixels between 0 and 1.
-        std: likewise, the standard deviation.
-        augment: changes of training images before the normalisation, in this order.
-        white: the value of a pixel that counts as 1.
+    ``mean`` and ``std`` are one number a channel, in units of ``white``; training images are changed by ``augment``
+    before.
     """
     scale = tuple(torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
     return Batches(source, functools.partial(_prepared, tuple(augment), white, scale))

@@ -113,9 +113,6 @@ def _read_file(path: Path) -> npt.NDArray[np.uint8]:
 def parse_idx(content: bytes) -> npt.NDArray[np.uint8]:
     """The array in an IDX file of bytes: 0, 0, 8, number of axes, big-endian sizes of 4 bytes each, the values.
 
-    Raises:
-        ValueError: not such a file, or not the whole of one.
-
     >>> parse_idx(bytes([0, 0, 8, 2, 0, 0, 0, 1, 0, 0, 0, 3, 4, 5, 6]))
     array([[4, 5, 6]], dtype=uint8)
     """

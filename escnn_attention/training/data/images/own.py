@@ -34,19 +34,6 @@ class OwnImages(pl.LightningDataModule):
 
     Raises:
         UserError: in ``setup``: there are no such images.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> import numpy as np
-        >>> from escnn_attention.training import Digits
-        >>> from escnn_attention.training.data.images.own import OwnImages
-        >>> path = Path(tempfile.mkdtemp(), "mine.npz")
-        >>> np.savez(path, images=np.zeros((5, 8, 8), dtype=np.uint8))
-        >>> data = OwnImages(path, Digits(eval_batch_size=4))
-        >>> data.setup()
-        >>> [tuple(images.shape) for images, _ in data.predict_dataloader()]
-        [(4, 1, 8, 8), (1, 1, 8, 8)]
     """
 
     def __init__(self, path: str | Path, trained_on: PublishedImages) -> None:

@@ -80,13 +80,6 @@ class ImagesInFile:
     """Images that stay in an HDF5 file: ``x`` (N, 96, 96, 3) uint8, and in another ``y`` (N, 1, 1, 1), 0 or 1.
 
     Every process opens the file for itself when it first reads from it.
-
-    Args:
-        images: the file with ``x``.
-        labels: the file with ``y``.
-
-    Raises:
-        UserError: h5py is not installed, a file is damaged, or it does not hold such an array.
     """
 
     def __init__(self, images: Path, labels: Path) -> None:

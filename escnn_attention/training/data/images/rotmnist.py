@@ -77,11 +77,7 @@ class RotMNIST(PublishedImages):
 def read(
     path: Path, parts: Collection[str] = ("train", "valid", "test")
 ) -> dict[str, tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:
-    """Images (N, 28, 28), upright, and labels (N,) of parts of a :data:`FILE`. Nothing in the file is unpickled.
-
-    Raises:
-        UserError: not such a file; the message names the array that is wrong.
-    """
+    """Images (N, 28, 28), upright, and labels (N,) of parts of a :data:`FILE`. Nothing in the file is unpickled."""
     content = {}
     with npz_file(path) as arrays:
         for part in parts:
