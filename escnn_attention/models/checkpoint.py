@@ -149,12 +149,10 @@ def load_norm(checkpoint: Checkpoint, name: str, layer: FieldLayerNorm) -> None:
 
 @torch.no_grad()
 def load_heads(module: HeadModule, made: Mapping[str, tuple[Tensor, Tensor | None]]) -> None:
-    """Give a module its queries, values and keys.
+    """Give a module of M heads of C channels its queries, values and keys.
 
-    Args:
-        module: with M heads of C channels.
-        made: for each of ``"queries"``, ``"values"`` and ``"keys"`` the weight ``(M, C, in)``, its last axis as that
-            of the projection's weight, and the bias ``(M, C)``. A bias of keys without an effect is left out.
+    ``made`` has for each of ``"queries"``, ``"values"`` and ``"keys"`` the weight ``(M, C, in)``, its last axis as that
+    of the projection's weight, and the bias ``(M, C)``. A bias of keys without an effect is left out.
     """
     projection = module.project_in
     weights, biases = [], []

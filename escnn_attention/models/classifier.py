@@ -111,12 +111,7 @@ class EquivariantClassifier(PretrainedMixin, Classifier):
 
 
 def images_of(input: GeometricTensor | Tensor, in_type: FieldType, network: torch.nn.Module) -> GeometricTensor:
-    """The input of a network, if it is images of a type, as a GeometricTensor or as a tensor.
-
-    Raises:
-        TypeError: a tensor of another precision than the network.
-        ValueError: a tensor of another type or shape.
-    """
+    """The input of a network, if it is images of a type, as a GeometricTensor or as a tensor."""
     if isinstance(input, Tensor):
         dim = in_type.gspace.dimensionality
         if input.dim() != 2 + dim or input.shape[1] != in_type.size:

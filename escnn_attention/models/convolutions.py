@@ -65,9 +65,7 @@ _KINDS = {
 def check_attention(attention: Attention | None, **options: tuple[Any, Any]) -> None:
     """Check that ``attention`` is one of the kinds, or None, and has the given options.
 
-    Args:
-        attention: the kind.
-        options: of attention, by name: the value and the default. An option that the kind lacks must have its default.
+    ``options`` are by name their values and defaults: one that the kind lacks must have its default.
     """
     kinds = get_args(Attention)
     if attention is not None and attention not in kinds:
@@ -133,14 +131,8 @@ def attended(
 
     The convolution is always an :class:`AttentiveConv`, which without attention is the plain group convolution: its
     kernels are complete at every size, in the parameters :math:`\psi(x, p)` of the papers, and equivariant to rounding
-    error in every precision, where those of ``R2Conv`` are band-limited and in float32.
-
-    Args:
-        in_type, out_type, kernel_size, padding: of the convolution.
-        attention: where to attend; None for nowhere.
-        ratio: by how much the hidden layers of channel attention are narrower than the input, where there is any.
-        attention_size, attention_dilation: of the kernels of spatial attention, where there is any.
-        padding_mode: of all kernels.
+    error in every precision, where those of ``R2Conv`` are band-limited and in float32. Arguments are those of
+    :class:`AttentiveConv`; ``attention_size`` and ``attention_dilation`` are of the kernels of spatial attention.
 
     Returns:
         the modules by name: ``"convolution"``, and ``"attention"`` in front of it where it attends to its input.

@@ -49,20 +49,13 @@ def describe(value: Any) -> Any:
 
     Numbers, strings, lists and dictionaries of these are themselves. Gspaces, field types, encodings, relations,
     samples and networks become ``{"class_path": ..., "init_args": {...}}``, as in the configuration of a training.
+    Anything else, such as a tensor, a function, or a class of another package, is a :class:`DescriptionError`.
 
-    Args:
-        value: the argument.
-
-    Raises:
-        DescriptionError: anything else, such as a tensor, a function, or a class of another package.
-
-    Example:
-        >>> from escnn_attention.models.description import build, describe
-        >>> from escnn import gspaces
-        >>> describe(gspaces.flipRot2dOnR2(4))
-        {'class_path': 'escnn.gspaces.flipRot2dOnR2', 'init_args': {'N': 4}}
-        >>> build(describe(gspaces.flipRot2dOnR2(4))) == gspaces.flipRot2dOnR2(4)
-        True
+    >>> from escnn import gspaces
+    >>> describe(gspaces.flipRot2dOnR2(4))
+    {'class_path': 'escnn.gspaces.flipRot2dOnR2', 'init_args': {'N': 4}}
+    >>> build(describe(gspaces.flipRot2dOnR2(4))) == gspaces.flipRot2dOnR2(4)
+    True
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -98,9 +91,6 @@ def build(value: Any) -> Any:
     Only modules, relations and samples of this package, the gspaces of escnn and its field types are imported. The
     whole description is checked before the first of them is built. Everything else in it stays a plain value.
 
-    Args:
-        value: descriptions, plain values, and dictionaries and lists of them.
-
     Raises:
         DescriptionError: it names anything else, or the arguments are not those of what it names.
     """
@@ -111,11 +101,9 @@ def build(value: Any) -> Any:
 def class_path(cls: type) -> str:
     """The name of a class by which users import it.
 
-    Example:
-        >>> from escnn_attention.models import HybridNet
-        >>> from escnn_attention.models.description import class_path
-        >>> class_path(HybridNet)
-        'escnn_attention.models.HybridNet'
+    >>> from escnn_attention.models import HybridNet
+    >>> class_path(HybridNet)
+    'escnn_attention.models.HybridNet'
     """
     package = ".".join(cls.__module__.split(".")[:2])
     public = getattr(sys.modules.get(package), cls.__name__, None) is cls

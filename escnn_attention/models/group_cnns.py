@@ -79,13 +79,9 @@ class _PublishedNetwork(EquivariantClassifier):
     gain: float
 
     def reset_parameters(self, gain: float | None = None) -> None:
-        r"""Draw all weights as the published implementation does.
+        r"""Draw all weights as the published implementation does: see :func:`~.convolutions.draw_as_published`.
 
-        Kernels are uniform within :math:`\pm \mathrm{gain} / \sqrt{C k^d}`, the layers of channel attention within the
-        inverse square root of the product of their dimensions behind the first.
-
-        Args:
-            gain: by default that of the published network.
+        ``gain`` is by default that of the published network.
         """
         draw_as_published(self, self.gain if gain is None else gain)
 

@@ -37,13 +37,7 @@ _GAIN = math.sqrt(2)  # "He's initialisation"
 
 @dataclass(frozen=True)
 class _Stage:
-    """A stage of the network.
-
-    Attributes:
-        expansion: by how much its first block multiplies the number of fields.
-        crops: the margin that each of its blocks takes off the grid.
-        pool: whether it ends in a pooling.
-    """
+    """A stage: the factor of its first block for the number of fields, the margins that its blocks crop, a pooling."""
 
     expansion: int
     crops: Sequence[int]
@@ -341,11 +335,8 @@ def _attention(
 ) -> Callable[[FieldType, FieldType], GroupSelfAttention]:
     """The function that makes the attention of a block from its types.
 
-    Args:
-        query: the queries that contribute.
-        layers: options of all attention layers, the number of heads among them.
-        options: options of the attention of blocks, the encoding among them.
-        has_encoding: whether an encoding was given.
+    ``layers`` are options of all attention layers, the number of heads among them, ``options`` those of the attention
+    of blocks, the encoding among them if it was given.
     """
     shared = {**layers, **options}
     if query != "each":

@@ -215,20 +215,14 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
 def rk4_step(velocity: Derivative, force: Derivative, positions: Tensor, momenta: Tensor, step: float) -> State:
     """One step of the 3/8-rule, of fourth order.
 
-    Args:
-        velocity: of the momenta, the derivative of the positions by time.
-        force: of the positions, that of the momenta.
-        positions, momenta: of any shape.
-        step: the time.
+    ``velocity`` gives the derivative of the positions by time at given momenta, ``force`` that of the momenta at given
+    positions.
 
-    Example:
-        >>> import torch
-        >>> from escnn_attention.models.hamiltonian import rk4_step
-        >>> q, p = torch.tensor(1.0), torch.tensor(0.0)
-        >>> for _ in range(100):
-        ...     q, p = rk4_step(lambda p: p, lambda q: -q, q, p, torch.pi / 100)
-        >>> round(float(q), 5)
-        -1.0
+    >>> q, p = torch.tensor(1.0), torch.tensor(0.0)
+    >>> for _ in range(100):
+    ...     q, p = rk4_step(lambda p: p, lambda q: -q, q, p, torch.pi / 100)
+    >>> round(float(q), 5)
+    -1.0
     """
 
     def slope(state: State) -> State:
@@ -248,20 +242,7 @@ def rk4_step(velocity: Derivative, force: Derivative, positions: Tensor, momenta
 
 
 def leapfrog_step(velocity: Derivative, force: Derivative, positions: Tensor, momenta: Tensor, step: float) -> State:
-    """One step of the leapfrog rule (velocity Verlet), of second order, symplectic and reversible.
-
-    Args:
-        velocity, force, positions, momenta, step: as in :func:`rk4_step`.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.models.hamiltonian import leapfrog_step
-        >>> q, p = torch.tensor(1.0), torch.tensor(0.0)
-        >>> for _ in range(100):
-        ...     q, p = leapfrog_step(lambda p: p, lambda q: -q, q, p, torch.pi / 100)
-        >>> round(float(q), 5)
-        -1.0
-    """
+    """One step of the leapfrog rule (velocity Verlet), of second order, symplectic and reversible."""
     momenta = momenta + step / 2 * force(positions)
     positions = positions + step * velocity(momenta)
     return positions, momenta + step / 2 * force(positions)

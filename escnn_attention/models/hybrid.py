@@ -134,12 +134,7 @@ class HybridNet(EquivariantClassifier):
 
 
 def check_odd_widths(**widths: int) -> None:
-    """Check that widths of kernels, by the names of their arguments, are odd.
-
-    Raises:
-        TypeError: a width is no integer.
-        ValueError: a width is even or not positive.
-    """
+    """Check that widths of kernels, by the names of their arguments, are odd integers."""
     for name, width in widths.items():
         if check_int(name, width) % 2 == 0:
             raise ValueError(f"{name}: got {width}, needed an odd width, which keeps the grid")

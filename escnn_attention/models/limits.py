@@ -41,25 +41,16 @@ def within(description: Any, num_bytes: int, num_tensors: int) -> Iterator[None]
     tensor among the weights, and filters and tables are larger by a bounded factor. The numbers of the description are
     checked before the block runs. Tensors and parameters of this thread are counted while it runs.
 
-    Args:
-        description: of the network, as :func:`escnn_attention.models.description.describe` gives it.
-        num_bytes: the size of the weights.
-        num_tensors: the number of tensors among them.
-
     Raises:
         DescriptionError: a number is too large, before anything is built; or a tensor, or the sum of the registered
             tensors, before it is filled.
 
-    Example:
-        >>> import torch
-        >>> from escnn_attention.models.description import DescriptionError
-        >>> from escnn_attention.models.limits import within
-        >>> try:
-        ...     with within({"widths": [10**9]}, num_bytes=4000, num_tensors=2):
-        ...         torch.nn.Linear(1, 10**9)
-        ... except DescriptionError as error:
-        ...     print(error)
-        widths: got 1000000000, needed at most 4000 for weights of 4000 bytes
+    >>> try:
+    ...     with within({"widths": [10**9]}, num_bytes=4000, num_tensors=2):
+    ...         torch.nn.Linear(1, 10**9)
+    ... except DescriptionError as error:
+    ...     print(error)
+    widths: got 1000000000, needed at most 4000 for weights of 4000 bytes
     """
     check_numbers(description, num_bytes)
     most = _SMALL + _TIMES * num_bytes
@@ -76,15 +67,7 @@ def within(description: Any, num_bytes: int, num_tensors: int) -> Iterator[None]
 
 
 def check_numbers(description: Any, num_bytes: int) -> None:
-    """Check that a description has no number that is too large for a network with these weights.
-
-    Args:
-        description: as in :func:`within`.
-        num_bytes: the size of the weights.
-
-    Raises:
-        DescriptionError: a number is too large.
-    """
+    """Check that a description has no number that is too large for a network with weights of so many bytes."""
     _check_numbers(description, "", max(_ANY_SIZE, num_bytes), f"for weights of {num_bytes} bytes")
 
 

@@ -213,12 +213,7 @@ _OF_THE_HUB = ("revision", "cache_dir", "force_download", "local_files_only", "t
 
 
 def check_source(source: str | Path) -> Path | str:
-    """The folder of a network, or the name of a repository on the Hub.
-
-    Raises:
-        TypeError: it is neither a string nor a path.
-        FileNotFoundError: it can only be a folder, and there is none.
-    """
+    """The folder of a network, or the name of a repository on the Hub."""
     if not isinstance(source, (str, Path)):
         raise TypeError(f"pretrained_model_name_or_path: got {type(source).__name__}, needed a folder or a name")
     path = Path(source)
@@ -231,12 +226,7 @@ def check_source(source: str | Path) -> Path | str:
 
 
 def read_configuration(folder: Path) -> dict[str, Any]:
-    """The configuration in a folder that :meth:`PretrainedMixin.save_pretrained` wrote.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is something else.
-    """
+    """The configuration in a folder that :meth:`PretrainedMixin.save_pretrained` wrote."""
     path = folder / CONFIGURATION
     if not path.exists():
         raise FileNotFoundError(
@@ -402,10 +392,8 @@ _DEFAULTS = re.compile(r", (?:stride=1|momentum=0\.1|track_running_stats=True|af
 def shortened(text: str) -> str:
     """PyTorch's text of a module, with field types by their fields, and without modules that do nothing.
 
-    Example:
-        >>> from escnn_attention.models.pretrained import shortened
-        >>> shortened("R2Conv([C4_on_R2[(None, 4)]: {irrep_0 (x3), regular (x2)}(11)], stride=1, bias=False)")
-        'R2Conv(3 irrep_0, 2 regular, bias=False)'
+    >>> shortened("R2Conv([C4_on_R2[(None, 4)]: {irrep_0 (x3), regular (x2)}(11)], stride=1, bias=False)")
+    'R2Conv(3 irrep_0, 2 regular, bias=False)'
     """
     text = _TYPE.sub(lambda found: ", ".join(f"{count} {name}" for name, count in _FIELDS.findall(found[1])), text)
     text = _INPLACE.sub("(", _DEFAULTS.sub("", text))

@@ -194,16 +194,11 @@ def from_pretrained(name_or_folder: str | Path, **options: Any) -> torch.nn.Modu
 
 
 def description_of(name: str) -> dict[str, Any]:
-    """The network that weights of the package are of, as a configuration file describes it.
+    """The network that weights of the package, by their name, are of, as a configuration file describes it.
 
-    Args:
-        name: one of ``list_models(pretrained=True)``.
-
-    Example:
-        >>> from escnn_attention.models.registry import description_of
-        >>> network = description_of("hybrid-rotmnist")
-        >>> network["class_path"], network["init_args"]["widths"]
-        ('escnn_attention.models.HybridNet', [8, 10, 16])
+    >>> network = description_of("hybrid-rotmnist")
+    >>> network["class_path"], network["init_args"]["widths"]
+    ('escnn_attention.models.HybridNet', [8, 10, 16])
     """
     return described_network(read_configuration(_WEIGHTS / name))
 

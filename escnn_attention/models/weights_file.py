@@ -23,22 +23,9 @@ _SAME = "same"
 def write_weights(network: torch.nn.Module, folder: Path) -> None:
     """Write the weights and buffers of a network atomically, without the buffers that escnn derives.
 
-    The bases of a network's steerable convolutions are larger than its weights, and equal for equal convolutions.
-    Equal buffers are written once; the metadata of the file (``"same"``, a JSON object) map the names of the others to
-    the name of the one that is written.
-
-    Args:
-        network: with the weights.
-        folder: gets the file :data:`WEIGHTS`.
-
-    Example:
-        >>> import tempfile, torch
-        >>> from pathlib import Path
-        >>> from escnn_attention.models.weights_file import read_weights, write_weights
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> write_weights(torch.nn.Linear(2, 3), folder)
-        >>> sorted(read_weights(folder / "model.safetensors"))
-        ['bias', 'weight']
+    The bases of a network's steerable convolutions are larger than its weights, and equal for equal convolutions. Equal
+    buffers are written once to the file :data:`WEIGHTS` in ``folder``; its metadata (``"same"``, a JSON object) map the
+    names of the others to the name of the one that is written.
     """
     from safetensors.torch import save
 
@@ -65,11 +52,7 @@ def write_weights(network: torch.nn.Module, folder: Path) -> None:
 
 
 def read_weights(path: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """The tensors in a file that :func:`write_weights` wrote, by name; equal buffers are one tensor.
-
-    Raises:
-        ValueError: the file is damaged, or something else.
-    """
+    """The weights that :func:`write_weights` wrote."""
     from safetensors import SafetensorError, safe_open
 
     try:

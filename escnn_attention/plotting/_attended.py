@@ -56,20 +56,9 @@ def observe(
     layers: Mapping[str, AttentiveLayer],
     field: int | None = None,
 ) -> tuple[GeometricTensor, Callable[[GeometricTensor], dict[str, Attended]]]:
-    """The image as fields, and a function that gives the maps of attentive layers for such images.
+    """The image as fields, in the precision of the model, and a function from images to maps of attentive layers.
 
-    Args:
-        x: one image, fields or a plain tensor.
-        model: the model.
-        layers: its layers to draw, by name.
-        field: the field of their output; by default the mean over all.
-
-    Returns:
-        The image as fields in the precision of the model, and the function.
-
-    Raises:
-        TypeError: ``x`` or ``field`` is of another type.
-        ValueError: ``x`` is not one planar image over the gspace of the layers, or there is no such field.
+    Of a ``field`` of the layers' output, or by default of the mean over all.
     """
     call, x = on_fields(model, x)
     check_image(x)

@@ -75,13 +75,10 @@ class CloudStyle:
 
 @dataclass(frozen=True)
 class Row:
-    """One pose of the query in one layer.
+    """One pose of the query in one layer: the name of layer, head and pose.
 
-    Attributes:
-        name: of the layer, the head and the pose.
-        weights: ``(columns, N)``; the attention of the query to the points in each transformed cloud.
-        frames: ``(columns, d, d)``; the poses of the query there, as matrices.
-        poses: whether the layer has more than one.
+    Of each of the transformed clouds the attention of the query to the points, ``(columns, N)``, and the matrix of its
+    pose, ``(columns, d, d)``; and whether the layer has several ``poses``.
     """
 
     name: str

@@ -43,16 +43,9 @@ def pose_colour(pose: int, poses: int) -> str:
 
 
 class Sheet:
-    """A figure with panels and text at positions in inches, from its upper left corner.
+    """A figure with panels and text at positions in inches, from its upper left corner; ``note`` is small print.
 
-    Args:
-        width, height: in inches. ``width`` is what the panels need; narrow sheets are widened for the title.
-        title: above the panels.
-        note: small print below the title.
-
-    Attributes:
-        figure: the figure.
-        left: by how much a narrow sheet was widened on the left.
+    ``width`` is what the panels need; narrow sheets are widened for the title, by ``left`` on the left.
     """
 
     TOP = 0.95
@@ -87,13 +80,7 @@ class Sheet:
 
 
 class Frame:
-    """The coloured and numbered frame of a panel that shows what one pose holds.
-
-    Args:
-        ax: the panel.
-        pose: which pose.
-        poses: how many there are.
-    """
+    """The coloured and numbered frame of a panel ``ax`` that shows what one of so many poses holds."""
 
     def __init__(self, ax: Axes, pose: int, poses: int):
         self.ax, self.poses = ax, poses
@@ -171,14 +158,10 @@ def draw_over(
     scale: tuple[float, float],
     covered: tuple[float, float],
 ) -> None:
-    """Draw a map over the part of the image that it is of.
+    """Draw a map ``(h, w)``, or one value, over the part of the image ``(H, W)`` or ``(H, W, 3)`` that it is of.
 
-    Args:
-        ax: the panel.
-        image: ``(H, W)`` or ``(H, W, 3)``, drawn faintly.
-        values: ``(h, w)``; the map, or one value for the whole image.
-        scale: the values without any colour and with the strongest.
-        covered: the parts of the rows and columns of the image, about its centre, that the map is of.
+    ``scale`` has the values without any colour and with the strongest; ``covered`` the parts of the rows and columns of
+    the image, about its centre, that the map is of.
     """
     height, width = image.shape[:2]
     draw_image(ax, image, faint=True, extent=(-width / 2, width / 2, height / 2, -height / 2))

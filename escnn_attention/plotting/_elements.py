@@ -29,14 +29,8 @@ def name_element(matrix: npt.NDArray[np.floating[Any]]) -> str:
     In the plane rotations are named by their angle, counter-clockwise; reflections by the angle by which the image is
     rotated after its left and right have changed sides. In space rotations are named by their angle about an axis.
 
-    Args:
-        matrix: 2×2 or 3×3.
-
-    Returns:
-        The name.
-
     Raises:
-        ValueError: the matrix has another shape.
+        ValueError: the matrix is neither 2×2 nor 3×3.
 
     Example:
         >>> import numpy as np
@@ -114,12 +108,7 @@ def is_regular_map(value: object) -> bool:
 
 
 def check_image(x: object) -> GeometricTensor:
-    """``x``, if it is one image over the plane.
-
-    Raises:
-        TypeError: it is no GeometricTensor.
-        ValueError: it is not one image, or not over the plane.
-    """
+    """``x``, if it is one image over the plane."""
     if not isinstance(x, GeometricTensor):
         raise TypeError(f"x: got {type(x).__name__}, needed a GeometricTensor")
     if x.type.gspace.dimensionality != 2 or x.tensor.ndim != 4 or len(x.tensor) != 1:
@@ -130,12 +119,7 @@ def check_image(x: object) -> GeometricTensor:
 
 
 def check_index(name: str, value: Any, count: int) -> int:
-    """``value``, if it is an integer from 0 to ``count - 1``.
-
-    Raises:
-        TypeError: it is not an integer.
-        ValueError: it lies outside.
-    """
+    """``value``, if it is an integer from 0 to ``count - 1``."""
     try:
         index = operator.index(value)
     except TypeError:
@@ -148,12 +132,7 @@ def check_index(name: str, value: Any, count: int) -> int:
 
 
 def planar(gspace: GSpace) -> Fibers:
-    """The tables of a gspace over the plane.
-
-    Raises:
-        ValueError: it is over something else.
-        NotImplementedError: its fiber group is continuous.
-    """
+    """The tables of a gspace over the plane."""
     if gspace.dimensionality != 2:
         raise ValueError(f"model: its gspace {gspace.name} has {gspace.dimensionality} dimensions, needed 2 to draw")
     return fibers(gspace)
@@ -165,12 +144,7 @@ def grid_elements(table: Fibers) -> list[GroupElement]:
 
 
 def pose_indices(table: Fibers, poses: Sequence[int | GroupElement] | None) -> list[int]:
-    """The indices of chosen poses, all by default.
-
-    Raises:
-        TypeError: a pose that is neither an integer nor an element of a group.
-        ValueError: a pose that the group does not have, or none.
-    """
+    """The indices of chosen poses, all by default."""
     if poses is None:
         return list(range(table.order))
     group = table.elements[0].group
@@ -183,23 +157,13 @@ def pose_indices(table: Fibers, poses: Sequence[int | GroupElement] | None) -> l
 
 
 def element_indices(table: Fibers, elements: Sequence[GroupElement]) -> list[int]:
-    """The indices of chosen elements.
-
-    Raises:
-        TypeError: one that is no element of a group.
-        ValueError: one of another group, or none.
-    """
+    """The indices of chosen elements."""
     group = table.elements[0].group
     return [table.index(check_element("elements", g, group)) for g in check_some("elements", elements)]
 
 
 def check_element(name: str, element: object, group: Group) -> GroupElement:
-    """``element``, if it is one of ``group``.
-
-    Raises:
-        TypeError: it is no element of a group.
-        ValueError: it is one of another group.
-    """
+    """``element``, if it is one of ``group``."""
     if not isinstance(element, GroupElement):
         raise TypeError(f"{name}: got {element!r}, needed an element of {group.name}")
     if element.group != group:
@@ -208,12 +172,7 @@ def check_element(name: str, element: object, group: Group) -> GroupElement:
 
 
 def check_some(name: str, values: Any) -> list[Any]:
-    """``values`` as a list, if they are some.
-
-    Raises:
-        TypeError: they are no sequence.
-        ValueError: there are none.
-    """
+    """``values`` as a list, if they are some."""
     if isinstance(values, (str, GroupElement)) or not isinstance(values, Iterable):
         raise TypeError(f"{name}: got {values!r}, needed a sequence")
     found = list(values)
@@ -223,11 +182,7 @@ def check_some(name: str, values: Any) -> list[Any]:
 
 
 def refuse_exported(model: object) -> None:
-    """Refuse a network that was exported, which knows no group.
-
-    Raises:
-        ValueError: ``model`` is one.
-    """
+    """Refuse a network that was exported, which knows no group."""
     if not isinstance(model, torch.nn.Module) or gspace_of(model) is not None:
         return
     if any(type(module).__module__.startswith("escnn_attention.plain") for module in model.modules()):
@@ -241,12 +196,8 @@ def refuse_exported(model: object) -> None:
 class Transformation:
     """A transformation of the image, and what it does to poses.
 
-    Attributes:
-        name: for people.
-        table: of the group.
-        element: the index of the element g that it is, or of the one next to the angle.
-        angle: of a rotation, in degrees, where it is any; None for an element of the group.
-        background: the value around the image.
+    It is the element g with the index ``element``; or the rotation by an ``angle`` in degrees, next to which g is.
+    Around the image is the value ``background``.
     """
 
     name: str
@@ -301,13 +252,7 @@ def transformations_for(
     background: float,
     most: int = MOST_COLUMNS,
 ) -> list[Transformation]:
-    """The columns of a picture: chosen elements or angles, by default the elements that map the grid onto itself.
-
-    Raises:
-        TypeError: an element is of another type.
-        ValueError: both are given, elements of another group, or angles for what is not a square image of scalar
-            fields.
-    """
+    """The columns of a picture: chosen elements or angles, by default the elements that map the grid onto itself."""
     table = planar(x.type.gspace)
     scalar = all(r.is_trivial() for r in x.type.representations)
     if background and not scalar:

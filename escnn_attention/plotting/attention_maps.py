@@ -39,15 +39,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Row:
-    """One query in one orientation of the image.
+    """One query, at its position on the layer's grid, in one orientation ``element`` of the image ``(H, W)``.
 
-    Attributes:
-        image: ``(H, W)``.
-        covered: the parts of the rows and columns of the image, about its centre, that the layer's grid covers.
-        query: the position of the query on that grid.
-        maps: ``(columns, h, w)``; the attention of each pose that is drawn.
-        numbers: the pose that each of them was before the image was transformed.
-        element: the index of the element that transformed the image.
+    ``covered`` are the parts of the rows and columns of the image, about its centre, that the grid covers; ``maps``
+    ``(columns, h, w)`` the attention of each pose that is drawn, and ``numbers`` the poses that they were before the
+    image was transformed.
     """
 
     image: Tensor

@@ -142,15 +142,10 @@ def plot_attentive_maps(
 
 @dataclass(frozen=True)
 class _Column:
-    """One column of a picture.
+    """One column of a picture: its heading, the image at its top, and over this the maps ``(poses, h, w)``.
 
-    Attributes:
-        name: its heading.
-        image: at the top.
-        maps: ``(poses, h, w)``; what is drawn over it, pose by pose.
-        channel: ``(fields, poses)``; the map of the channels, if there is one.
-        numbers: of the frames, one for each pose.
-        covered: the parts of the rows and columns of the image that the maps are of.
+    ``numbers`` are those of the frames, ``channel`` ``(fields, poses)`` the map of the channels, if there is one, and
+    ``covered`` the parts of the rows and columns of the image that the maps are of.
     """
 
     name: str
@@ -421,15 +416,10 @@ def plot_attended_images(
 
 @dataclass(frozen=True)
 class _Row:
-    """One row of the picture: an image, and what is let through of it.
+    """One row of the picture: an image, the image transformed for each column, and the mean maps over these.
 
-    Attributes:
-        image: as it is.
-        images: transformed, one for each column.
-        maps: over these, in the mean over the poses.
-        returned: the maps, transformed back.
-        covered: the parts of the rows and columns of the image that the maps are of.
-        change: the largest difference of what was transformed back, over all poses.
+    ``returned`` are the maps, transformed back, and ``change`` the largest difference of these, over all poses;
+    ``covered`` the parts of the rows and columns of the image that the maps are of.
     """
 
     image: npt.NDArray[np.float32]

@@ -177,14 +177,9 @@ PointLayer: TypeAlias = PointSelfAttention | PointAttentiveConv
 
 
 class LayerPoses:
-    """The poses of a layer, and where group elements take them.
+    """The poses of a layer, their matrices ``action`` ``(poses, d, d)``, and where group elements take them.
 
-    Args:
-        layer: the layer.
-
-    Attributes:
-        elements: all elements of a finite group; of a continuous one as many as the layer has samples.
-        action: ``(poses, d, d)``; the matrix of each pose.
+    ``elements`` are those of a finite group; of a continuous one as many as the layer has samples.
     """
 
     def __init__(self, layer: PointLayer):
@@ -255,17 +250,7 @@ def calls_of_layers(
 def attention_of_point(
     layer: PointLayer, call: tuple[tuple[Any, ...], dict[str, Any]], point: int, poses: Sequence[int]
 ) -> npt.NDArray[np.float64]:
-    """The attention of a point to all points, in some of the output poses.
-
-    Args:
-        layer: the layer.
-        call: the arguments with which it is called.
-        point: the number of the query.
-        poses: the indices of its poses.
-
-    Returns:
-        ``(poses, heads, N)``.
-    """
+    """The attention ``(poses, heads, N)`` of a point to all, in some poses, for the arguments ``call`` of the layer."""
     given = inspect.signature(layer.forward).bind(*call[0], **call[1]).arguments
     if given.pop("mask", None) is not None:
         raise ValueError("layers: got a layer that is called with a mask, needed a cloud whose points are all there")

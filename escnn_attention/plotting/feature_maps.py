@@ -52,20 +52,10 @@ def stage_runner(
     *,
     one: bool = False,
 ) -> tuple[Callable[[GeometricTensor], Maps], GeometricTensor, list[str]]:
-    """A function that gives the feature maps of stages, with the image as fields and the names of the stages.
+    """A function from images to feature maps by the names of stages, the image as fields, and these names.
 
-    Args:
-        x: one image.
-        stages: a model, or functions by name.
-        layers: modules of the model, by name; by default the first attention and the last with regular fields.
-        one: whether only the first of these is shown.
-
-    Returns:
-        A function from images to feature maps by the names of the stages, the image as fields, and the names.
-
-    Raises:
-        TypeError: ``stages`` or ``x`` is of another type.
-        ValueError: ``x`` is not one planar image, there is no such layer, nothing to show, or the model was exported.
+    The stages are functions by name, or the modules ``layers`` of a model; by default its first attention and the last
+    with regular fields, of which ``one`` takes the first that there is.
     """
     if isinstance(stages, torch.nn.Module):
         model = stages
@@ -333,16 +323,11 @@ def animate_feature_maps(
 
 @dataclass(frozen=True)
 class _Frames:
-    """The content of the images of an animation.
+    """The content of the images of an animation: the rotated inputs ``(S, S)`` by their angles in degrees.
 
-    Attributes:
-        angles: in degrees.
-        field: the field that is shown.
-        images: the rotated inputs ``(S, S)``.
-        maps: of these, ``(poses, h, w)``.
-        returned: the maps, rotated back and put back to their poses.
-        nearest: the indices of the rotations in the group next to the angles.
-        change: the relative changes of what was rotated back.
+    ``maps`` ``(poses, h, w)`` are those of the field, ``returned`` the same rotated back and put back to their poses,
+    ``nearest`` the indices of the rotations in the group next to the angles, and ``change`` the relative changes of
+    ``returned``.
     """
 
     angles: npt.NDArray[np.float64]

@@ -393,11 +393,10 @@ def gspace_of(checkpoint: Checkpoint) -> tuple[GSpace, list[int]]:
 
 
 def pose_term(checkpoint: Checkpoint, name: str, group: Fibers, elements: Sequence[int]) -> tuple[np.ndarray, bool]:
-    """The entries of the published table over the poses that queries read.
+    """The entries of the published table over the poses that queries read, ``(|H|, |H|)``.
 
-    Returns:
-        ``(|H|, |H|)``, by the poses of the query and the key, both relative to that of the output; and whether the
-        entry depends on these alone. If not, the entries are those of the output at the pose of the identity.
+    They are by the poses of the query and the key, both relative to that of the output; and whether the entry depends
+    on these alone. If not, the entries are those of the output at the pose of the identity.
     """
     order = group.order
     table = checkpoint.take(name, order, order, order).long().numpy()

@@ -40,12 +40,7 @@ halved: the published norm adds the mean of their two variances, for four times 
 
 
 def from_octic_vit(checkpoint: Checkpoint, *, num_heads: int = 16) -> VisionTransformer:
-    """The network of a checkpoint of the published code of octic ViTs.
-
-    Args:
-        checkpoint: the tensors.
-        num_heads: of all blocks, which no tensor shows.
-    """
+    """The network of a checkpoint of the published code of octic ViTs; no tensor shows its number of heads."""
     prefix = "blocks."
     octic, blocks = 0, checkpoint.count(prefix)
     while checkpoint.any(f"{prefix}{octic}.attn.qkv.lin_A1."):
@@ -91,9 +86,7 @@ def from_octic_vit(checkpoint: Checkpoint, *, num_heads: int = 16) -> VisionTran
 class _Loader:
     """Writes maps between irreps, and tables under their symmetries, as maps to and from poses.
 
-    Args:
-        checkpoint: the tensors.
-        fields: the numbers of each irrep of one dimension; there are twice as many of E.
+    ``fields`` are the numbers of each irrep of one dimension; there are twice as many of E.
     """
 
     def __init__(self, checkpoint: Checkpoint, fields: int):
@@ -103,12 +96,7 @@ class _Loader:
         self.scale[4 * fields :] /= 2
 
     def load(self, network: VisionTransformer, eight: bool) -> None:
-        """Load all weights.
-
-        Args:
-            network: the network.
-            eight: whether tokens have eight parts, with separate components of E, and not five.
-        """
+        """Load all weights; ``eight``: whether tokens have eight parts, with separate components of E, and not five."""
         take, token = self.checkpoint.take, network.token
         self._patches(network)
         self._positions(network)

@@ -158,11 +158,7 @@ def _other_icosahedron() -> GSpace:
 class _Loader:
     """Writes group convolutions, which weigh by :math:`g^{-1} h` of input and output, as maps of this package.
 
-    Args:
-        checkpoint: the tensors.
-        group: the group.
-        elements: the published element of each element.
-        start: the common prefix of names.
+    ``elements`` are the published elements of each element of the group, ``start`` is the common prefix of names.
     """
 
     def __init__(self, checkpoint: Checkpoint, group: Fibers, elements: list[int], start: str):
