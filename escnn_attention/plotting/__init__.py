@@ -12,7 +12,6 @@ it with ``figure.savefig("name.png")``, or let a notebook show it. Importing thi
 from escnn_attention.plotting._cloud_drawing import CloudStyle
 from escnn_attention.plotting._drawing import COLOURS
 from escnn_attention.plotting._elements import name_element
-from escnn_attention.plotting.accuracies import plot_accuracies
 from escnn_attention.plotting.attention_maps import plot_attention_maps
 from escnn_attention.plotting.attentive_maps import plot_attended_images, plot_attentive_layers, plot_attentive_maps
 from escnn_attention.plotting.cloud_attention import plot_cloud_attention
@@ -25,7 +24,6 @@ __all__ = [
     "CloudStyle",
     "animate_feature_maps",
     "name_element",
-    "plot_accuracies",
     "plot_attended_images",
     "plot_attention_maps",
     "plot_attentive_layers",

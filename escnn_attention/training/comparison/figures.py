@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from escnn_attention.models import EquivariantClassifier
-from escnn_attention.plotting import plot_accuracies, plot_attention_maps, plot_feature_maps
+from escnn_attention.plotting import COLOURS, plot_attention_maps, plot_feature_maps
 from escnn_attention.training.comparison.measure import ImageData, NetworkResult
 from escnn_attention.training.comparison.networks import DESCRIPTIONS, TITLES
 from escnn_attention.training.files import atomic_file
@@ -53,17 +53,34 @@ def write_figures(
 
 
 def _accuracies(results: Sequence[NetworkResult], data: ImageData) -> Figure:
-    rows = {}
-    for result in results:
-        row = {"upright": result.accuracy_upright}
-        if result.accuracy_rotated is not None:
-            row["transformed by group elements"] = result.accuracy_rotated
-        rows[f"{TITLES[result.network]}\n{DESCRIPTIONS[result.network]}"] = row | {
-            "rotated by any angle": result.accuracy_any_angle
-        }
+    """A dot chart: one line per network, one mark per condition."""
+    from matplotlib.figure import Figure
+
+    conditions: dict[str, list[float | None]] = {
+        "upright": [result.accuracy_upright for result in results],
+        "transformed by group elements": [result.accuracy_rotated for result in results],
+        "rotated by any angle": [result.accuracy_any_angle for result in results],
+    }
+    figure = Figure(figsize=(7.6, 1.75 + 0.55 * len(results)), layout="constrained")
+    ax = figure.add_subplot()
+    for k, (condition, accuracies) in enumerate(conditions.items()):
+        if None not in accuracies:
+            # Open rings around filled dots: marks that coincide stay visible.
+            style: dict[str, Any] = {"facecolors": "none", "s": 190, "linewidths": 2} if k == 0 else {"s": 70}
+            percent = [100 * accuracy for accuracy in accuracies if accuracy is not None]
+            ax.scatter(percent, range(len(results)), color=COLOURS[k], marker="oDs"[k], label=condition, **style)
+    names = [f"{TITLES[result.network]}\n{DESCRIPTIONS[result.network]}" for result in results]
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.set_xlim(-3, 103)
+    ax.set_xlabel("test accuracy in %")
+    ax.grid(axis="x", color="#E5E5E5")
+    ax.set_axisbelow(True)
     counts = [result.parameters for result in results]
-    note = f"trained on {len(data.train[0])} {data.upright}; {min(counts):,} to {max(counts):,} parameters"
-    return plot_accuracies(rows, note=note)
+    ax.set_title(f"trained on {len(data.train[0])} {data.upright}; {min(counts):,} to {max(counts):,} parameters")
+    figure.suptitle("Accuracy on images in orientations that were not trained", weight="bold")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return figure
 
 
 def _example(network: nn.Module, data: ImageData) -> Tensor:
