@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, PointwiseAdaptiveAvgPool2D, PointwiseAdaptiveAvgPool3D
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from escnn_attention._checks import check_int, check_ints
 from escnn_attention.models.classifier import EquivariantClassifier, PoseMean
@@ -68,9 +68,6 @@ class DenseNetOptions(_Options, total=False):
     width: int | None
     blocks: int
     hidden: int
-
-
-_GroupCNN = TypeVar("_GroupCNN", bound="GroupCNN")
 
 
 class _PublishedNetwork(EquivariantClassifier):
@@ -200,19 +197,14 @@ class GroupCNN(_PublishedNetwork):
         self.reset_parameters()
 
     @classmethod
-    def rotmnist(cls: type[_GroupCNN], gspace: GSpace, **options: Unpack[GroupCNNOptions]) -> _GroupCNN:
+    def rotmnist(cls, gspace: GSpace, **options: Unpack[GroupCNNOptions]) -> Self:
         """The network for rotated MNIST (Table 1): one channel of 28×28, ten classes, seven convolutions.
 
-        Args:
-            gspace: the symmetry; in the paper p4.
-            options: of :class:`GroupCNN`, in place of those of the paper. The versions of Table 1 are ``attention``
-                ``None``, ``"poses"``, ``"full"``, ``"channel"``, ``"spatial"`` and ``"features"``, and ``width`` 11, 15
-                and 19 for the BIG ones.
+        The group of the paper is p4. The versions of Table 1 are ``attention`` ``None``, ``"poses"``, ``"full"``,
+        ``"channel"``, ``"spatial"`` and ``"features"``, and ``width`` 11, 15 and 19 for the BIG ones.
         """
         return cls(gspace, 1, 10, **options)
 
-
-_AllCNNC = TypeVar("_AllCNNC", bound="AllCNNC")
 
 # For each convolution how many times the width, the width of the kernel, and whether the grid is halved behind it.
 _ALL_CNN_C = (
@@ -239,26 +231,15 @@ class AllCNNC(_PublishedNetwork):
     size are pooled symmetrically (:class:`HalvingPool`).
 
     Args:
-        gspace: the symmetry, of the plane or of space.
-        in_channels: the channels of the images.
-        num_classes: the number of classes.
+        gspace, in_channels, num_classes: as of :class:`GroupCNN`.
         width: the number C of regular fields of the first layers; by default :math:`96 / \sqrt{|H|}`, rounded, which is
             48 for p4 and 96 for the trivial group, as published, and 32 for groups of order 8, as published for p4m.
-        attention: the attention of the convolutions; see :class:`GroupCNN`. In the paper None and ``"features"``.
-        ratio: by how much the hidden layers of channel attention are narrower than the input; on the image it is 1.
-            Only with channel attention.
-        attention_size: the odd width of the kernels of spatial attention. Only with that.
+        attention, ratio, attention_size: as of :class:`GroupCNN`; ``attention`` is None or ``"features"`` in the paper.
         input_dropout: of the pixels.
         dropout: behind the third and the sixth convolution.
 
-    Shape:
-        ``(B, in_channels, *space)`` to ``(B, num_classes)``.
-
     Raises:
-        TypeError: an argument is of another type.
-        ValueError: a gspace without a grid, a number that is not positive, an unknown attention, an option that the
-            attention does not have, or, on application, images too small.
-        NotImplementedError: the fiber group is continuous.
+        TypeError, ValueError, NotImplementedError: as :class:`GroupCNN`.
 
     Example:
         >>> import torch
@@ -314,17 +295,9 @@ class AllCNNC(_PublishedNetwork):
         self.reset_parameters()
 
     @classmethod
-    def cifar10(cls: type[_AllCNNC], gspace: GSpace, **options: Unpack[AllCNNCOptions]) -> _AllCNNC:
-        """The network for CIFAR-10 (Table 2): three channels of 32×32, ten classes.
-
-        Args:
-            gspace: the symmetry; in the paper p4 and p4m.
-            options: of :class:`AllCNNC`, in place of those of the paper.
-        """
+    def cifar10(cls, gspace: GSpace, **options: Unpack[AllCNNCOptions]) -> Self:
+        """The network for CIFAR-10 (Table 2): three channels of 32×32, ten classes, p4 and p4m in the paper."""
         return cls(gspace, 3, 10, **options)
-
-
-_ResNet44 = TypeVar("_ResNet44", bound="ResNet44")
 
 
 class ResNet44(_PublishedNetwork):
@@ -335,9 +308,7 @@ class ResNet44(_PublishedNetwork):
     block of the second and of the third stage halves the grid, exactly.
 
     Args:
-        gspace: the symmetry, of the plane or of space.
-        in_channels: the channels of the images.
-        num_classes: the number of classes.
+        gspace, in_channels, num_classes: as of :class:`GroupCNN`.
         width: the number of regular fields in each stage; by default :math:`(32, 64, 128) / \sqrt{|H|}`, rounded, which
             is (11, 23, 45) for p4m, as published.
         blocks: the number of blocks in every stage.
@@ -347,14 +318,8 @@ class ResNet44(_PublishedNetwork):
             attention.
         attention_size: the odd width of the kernels of spatial attention. Only with that.
 
-    Shape:
-        ``(B, in_channels, *space)`` to ``(B, num_classes)``.
-
     Raises:
-        TypeError: an argument is of another type.
-        ValueError: a gspace without a grid, a number that is not positive, other than three widths, an unknown
-            attention, an option that the attention does not have, or, on application, images too small.
-        NotImplementedError: the fiber group is continuous.
+        TypeError, ValueError, NotImplementedError: as :class:`GroupCNN`.
 
     Example:
         >>> import torch
@@ -417,17 +382,10 @@ class ResNet44(_PublishedNetwork):
         self.reset_parameters()
 
     @classmethod
-    def cifar10(cls: type[_ResNet44], gspace: GSpace, **options: Unpack[ResNet44Options]) -> _ResNet44:
-        """The network for CIFAR-10 (Table 2): three channels of 32×32, ten classes.
-
-        Args:
-            gspace: the symmetry; in the paper p4m.
-            options: of :class:`ResNet44`, in place of those of the paper.
-        """
+    def cifar10(cls, gspace: GSpace, **options: Unpack[ResNet44Options]) -> Self:
+        """The network for CIFAR-10 (Table 2): three channels of 32×32, ten classes, p4m in the paper."""
         return cls(gspace, 3, 10, **options)
 
-
-_DenseNet = TypeVar("_DenseNet", bound="GroupDenseNet")
 
 # Of the kernels of spatial attention, in the last blocks and transitions; 4 in those before.
 _BLOCK_DILATIONS = (3, 2, 1)
@@ -447,9 +405,7 @@ class GroupDenseNet(_PublishedNetwork):
     ones they are narrower, as published.
 
     Args:
-        gspace: the symmetry, of the plane or of space.
-        in_channels: the channels of the images.
-        num_classes: the number of classes.
+        gspace, in_channels, num_classes: as of :class:`GroupCNN`.
         width: the number of regular fields of the first convolution, and by which every block grows; by default
             :math:`26 / \sqrt{|H|}`, rounded, which is 13 for p4, 9 for p4m and 26 for the trivial group, as published.
         blocks: the number of dense blocks.
@@ -460,14 +416,8 @@ class GroupDenseNet(_PublishedNetwork):
         attention_size: the odd width of the kernels of spatial attention; at most 5 in the last block, and 3 in the
             last convolution. Only with that.
 
-    Shape:
-        ``(B, in_channels, *space)`` to ``(B, num_classes)``.
-
     Raises:
-        TypeError: an argument is of another type.
-        ValueError: a gspace without a grid, a number that is not positive, an unknown attention, an option that the
-            attention does not have, or, on application, images too small.
-        NotImplementedError: the fiber group is continuous.
+        TypeError, ValueError, NotImplementedError: as :class:`GroupCNN`.
 
     Example:
         >>> import torch
@@ -542,13 +492,8 @@ class GroupDenseNet(_PublishedNetwork):
         self.reset_parameters()
 
     @classmethod
-    def patch_camelyon(cls: type[_DenseNet], gspace: GSpace, **options: Unpack[DenseNetOptions]) -> _DenseNet:
-        """The network for PatchCamelyon (Table 3): three channels of 96×96, two classes, five blocks.
-
-        Args:
-            gspace: the symmetry; in the paper Z2, p4 and p4m.
-            options: of :class:`GroupDenseNet`, in place of those of the paper.
-        """
+    def patch_camelyon(cls, gspace: GSpace, **options: Unpack[DenseNetOptions]) -> Self:
+        """The network for PatchCamelyon (Table 3): three channels of 96×96, two classes; Z2, p4, p4m in the paper."""
         return cls(gspace, 3, 2, **options)
 
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict
 
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, PointwiseDropout, SequentialModule
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from escnn_attention._checks import check_bool, check_int, check_option, check_probability, check_sequence
 from escnn_attention.encodings import Encoding, SeparableEncoding
@@ -26,8 +26,6 @@ from escnn_attention.nn.self_attention import GroupSelfAttention, LiftingSelfAtt
 from escnn_attention.nn.transformer import TransformerBlock, each_block
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.plain.self_attention import SelfAttention
-
-_Self = TypeVar("_Self", bound="GSANet")
 
 _TAKEN = ("norm", "crop", "attention", "samples", "query", "projection")
 """Options of blocks that the network sets itself."""
@@ -206,23 +204,19 @@ class GSANet(EquivariantClassifier):
         self.reset_parameters()
 
     @classmethod
-    def rotmnist(cls: type[_Self], gspace: GSpace, **options: Unpack[GSANetOptions]) -> _Self:
+    def rotmnist(cls, gspace: GSpace, **options: Unpack[GSANetOptions]) -> Self:
         """The network for rotated MNIST (App. F.1): one channel of 28×28, five blocks of 20 fields.
 
-        Args:
-            gspace: the symmetry; in the paper Z2, R4, R8, R12, R16.
-            options: of :class:`GSANet`, in place of those of the paper.
+        The groups of the paper are Z2, R4, R8, R12 and R16; ``options`` take the place of its options.
         """
         published: GSANetOptions = {"channels": 20, "blocks": (2, 3), "crops": (2, 0, 2, 1, 1), "pool": (True, False)}
         return cls(gspace, 1, 10, **(published | options))
 
     @classmethod
-    def cifar10(cls: type[_Self], gspace: GSpace, **options: Unpack[GSANetOptions]) -> _Self:
+    def cifar10(cls, gspace: GSpace, **options: Unpack[GSANetOptions]) -> Self:
         """The network for CIFAR-10 (App. F.2): three channels of 32×32, six blocks of 96 and 192 fields.
 
-        Args:
-            gspace: the symmetry; in the paper Z2 and Z2M.
-            options: of :class:`GSANet`, in place of those of the paper.
+        The groups of the paper are Z2 and Z2M.
         """
         published: GSANetOptions = {
             "channels": 96,
@@ -236,12 +230,10 @@ class GSANet(EquivariantClassifier):
         return cls(gspace, 3, 10, **(published | options))
 
     @classmethod
-    def patch_camelyon(cls: type[_Self], gspace: GSpace, **options: Unpack[GSANetOptions]) -> _Self:
+    def patch_camelyon(cls, gspace: GSpace, **options: Unpack[GSANetOptions]) -> Self:
         """The network for PatchCamelyon (App. F.3): three channels of 96×96, four blocks of 24 to 96 fields.
 
-        Args:
-            gspace: the symmetry; in the paper Z2, R4, R8 and R4M.
-            options: of :class:`GSANet`, in place of those of the paper.
+        The groups of the paper are Z2, R4, R8 and R4M.
         """
         published: GSANetOptions = {
             "channels": 12,
