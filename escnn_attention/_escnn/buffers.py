@@ -31,7 +31,6 @@ def derived_buffers(network: torch.nn.Module) -> set[str]:
 
     Example:
         >>> import escnn_attention
-        >>> from escnn_attention._escnn.buffers import derived_buffers
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> image, fields = nn.FieldType(g, [g.trivial_repr]), nn.FieldType(g, [g.regular_repr])

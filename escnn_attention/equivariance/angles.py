@@ -156,7 +156,6 @@ def rotations_of(model: torch.nn.Module) -> tuple[float, ...]:
     Empty where no module of the model has a gspace over the plane with a finite group.
 
     Example:
-        >>> from escnn_attention.equivariance.angles import rotations_of
         >>> from escnn import gspaces, nn
         >>> g = gspaces.flipRot2dOnR2(3)
         >>> rotations_of(nn.ReLU(nn.FieldType(g, [g.regular_repr])))
@@ -320,8 +319,6 @@ def smooth_images(size: int, degrees: float = 0.0, *, number: int = 1, channels:
         ValueError: one below 1.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.equivariance.angles import smooth_images
         >>> upright, rotated = smooth_images(9), smooth_images(9, 90)
         >>> torch.allclose(upright.rot90(1, (-2, -1)), rotated)
         True
@@ -357,8 +354,6 @@ def rotate_images(images: Tensor, degrees: float, *, background: float = 0.0) ->
         of the same shape, precision and device.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.equivariance.angles import rotate_images
         >>> rotate_images(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 90)
         tensor([[2., 4.],
                 [1., 3.]])
@@ -387,7 +382,6 @@ def grid_coordinates(size: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np
     """Coordinates x and y, ``(size, size)`` each, in units of half the side of the grid, y upwards.
 
     Example:
-        >>> from escnn_attention.equivariance.angles import grid_coordinates
         >>> x, y = grid_coordinates(2)
         >>> x.tolist(), y.tolist()
         ([[-0.5, 0.5], [-0.5, 0.5]], [[0.5, 0.5], [-0.5, -0.5]])

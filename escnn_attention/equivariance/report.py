@@ -467,8 +467,6 @@ def convolution_beside(x: GeometricTensor, seed: int) -> EquivariantModule | Non
     Its output has one field of each representation of the features. None where there is neither a plane nor a space.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.equivariance.report import convolution_beside
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(8)
         >>> image = nn.FieldType(g, 3 * [g.trivial_repr])
@@ -501,8 +499,6 @@ def inner_layers(module: EquivariantModule, x: GeometricTensor) -> dict[str, tup
         by name, with the class: in the order in which they are called.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.equivariance.report import inner_layers
         >>> from escnn_attention.models import ResidualBlock
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)

@@ -59,8 +59,6 @@ def in_programs(replacement: Callable[..., Any]) -> Callable[[_F], _F]:
     """Decorate a function that programs have a replacement of, with the same values.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.exporting.mode import in_programs
         >>> @in_programs(lambda x: x.cos())
         ... def wave(x):
         ...     return x.sin()

@@ -41,9 +41,6 @@ def all_at_once(
         numbered: whether the chunk tells which of the edges of ``edge_index`` is which.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.geometry.at_once import all_at_once
-        >>> from escnn_attention.geometry.neighbours import Neighbourhood
         >>> some = all_at_once(torch.tensor([[0.0], [1.0], [3.0]]), None, None, Neighbourhood(radius=1.5))
         >>> some.queries.flatten().tolist(), some.keys.tolist()
         ([0, 1, 2], [[0, 1], [0, 1], [2, -1]])
@@ -63,8 +60,6 @@ def clouds_at_once(places: Tensor, batch: Tensor | None) -> Chunk:
         batch: as in :func:`all_at_once`.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.geometry.at_once import clouds_at_once
         >>> clouds_at_once(torch.zeros(5, 1), torch.tensor([1, 0, 1, 1, -1])).keys.tolist()
         [[1, -1, -1], [0, 2, 3]]
     """
@@ -91,8 +86,6 @@ def pairs_at_once(
         rule: by which points are neighbours; by default all are.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.geometry.at_once import pairs_at_once
         >>> some = pairs_at_once(torch.zeros(2, 1), torch.tensor([0, 1]), torch.zeros(3, 1), torch.tensor([1, 0, 1]))
         >>> some.queries.flatten().tolist(), some.keys.tolist()
         ([0, 1], [[1, -1], [0, 2]])
@@ -135,9 +128,6 @@ class Rows:
         step: ``()``, of those at a time.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.geometry.at_once import Rows
-        >>> from escnn_attention.geometry.neighbours import Chunk
         >>> keys = torch.tensor([[0, 1], [0, -1], [1, 2]])
         >>> rows = Rows(Chunk(torch.arange(3)[:, None], keys, True), pairs=5)
         >>> some = rows.some(rows.step)

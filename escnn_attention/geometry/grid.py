@@ -35,8 +35,6 @@ class Offsets:
         element of the group maps the shortest offsets of a pair to those of another.
 
         Example:
-            >>> from escnn_attention.geometry.grid import Grid
-            >>> from escnn_attention.geometry.windows import Window
             >>> ring = Grid((4,), Window(None, "circular square"))
             >>> ring.offsets.squeeze(-1).tolist()  # in units of 2 positions
             [-1.0, -0.5, 0.0, 0.5, 1.0]
@@ -158,9 +156,6 @@ def kept_grid(shape: Sequence[int], window: Window, dtype: torch.dtype, device: 
     """The grid of these arguments. Small ones are made once; the oldest of many give way.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.geometry.grid import kept_grid
-        >>> from escnn_attention.geometry.windows import Window
         >>> arguments = (torch.Size((5, 5)), Window(3), torch.float32, torch.device("cpu"))
         >>> kept_grid(*arguments) is kept_grid(*arguments)
         True
@@ -187,8 +182,6 @@ def trimmed(shape: tuple[int, ...], window: Window) -> tuple[Window, Tensor | No
         the window, and the rows of its offsets in the table of the one given; None where that one stays.
 
     Example:
-        >>> from escnn_attention.geometry.grid import trimmed
-        >>> from escnn_attention.geometry.windows import Window
         >>> window, rows = trimmed((2, 2), Window(7))
         >>> window, len(rows)
         (Window(kernel_size=3, shape='square', dilation=1), 9)
@@ -267,7 +260,6 @@ def steps_within(shape: tuple[int, ...], kernel_size: int | None, window_shape: 
     """The steps that a query sees along the axes, in the order of the table of offsets.
 
     Example:
-        >>> from escnn_attention.geometry.grid import steps_within
         >>> steps_within((9,), 3, "square").squeeze(-1).tolist()
         [-1, 0, 1]
     """

@@ -39,9 +39,6 @@ class GridPair(Offsets):
         ValueError: grids of different dimensions, a dilated window, or a window without a key for some query.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.geometry.grid import Grid
-        >>> from escnn_attention.geometry.grid_pair import GridPair
         >>> from escnn_attention.geometry.windows import Window
         >>> fine, coarse = Grid((4,), Window(3)), Grid((2,), Window(), spacing=2)
         >>> pair = GridPair(fine, coarse)  # queries at -1.5, -0.5, 0.5, 1.5, and keys at -1, 1
@@ -142,7 +139,6 @@ def cell_of(query_spacing: int, key_spacing: int) -> tuple[int, int]:
     """How many queries and how many keys lie in a cell along an axis: whatever its number, they lie alike in all.
 
     Example:
-        >>> from escnn_attention.geometry.grid_pair import cell_of
         >>> cell_of(1, 2), cell_of(6, 4)
         ((2, 1), (2, 3))
     """
@@ -170,7 +166,6 @@ def cell_tables(
         where those of each slot begin, and the last end, ``(slots + 1,)``.
 
     Example:
-        >>> from escnn_attention.geometry.grid_pair import cell_tables
         >>> *_, keys, starts = cell_tables((4,), 1, (2,), 2, 1, "square")  # queries at -1.5 to 1.5, keys at -1 and 1
         >>> keys.tolist(), starts.tolist()  # the first query of a cell sees the key half a step behind it
         ([[0, 0, 1], [0, 0, 0]], [0, 1, 2])

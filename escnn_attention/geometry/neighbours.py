@@ -404,8 +404,6 @@ def largest_step(query: Tensor, key: Tensor) -> Tensor:
     """The largest distance ``(...)`` along an axis of points ``(..., d)``: by it boxes are balls.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.geometry.neighbours import largest_step
         >>> largest_step(torch.tensor([1.0, 0.0]), torch.tensor([3.0, 3.0]))
         tensor(3.)
     """
@@ -420,8 +418,6 @@ def nearest_image(offset: Tensor, period: tuple[float, ...] | float | None) -> T
         period: of all coordinates, or of each; None for the offset itself.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.geometry.neighbours import nearest_image
         >>> nearest_image(torch.tensor([4.0, -4.0, 11.0]), 5.0)
         tensor([-1.,  1.,  1.])
     """
@@ -479,8 +475,6 @@ def where(flags: Tensor) -> Tensor:
     """The indices of the flags ``(N,)`` that are true.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.geometry.neighbours import where
         >>> where(torch.tensor([True, False, True]))
         tensor([0, 2])
     """
@@ -491,8 +485,6 @@ def stretches(numbers: Tensor) -> tuple[Tensor, Tensor]:
     """In which stretch of equal numbers each of the numbers ``(N,)`` is, ``(N,)``, and where all begin, ``(G,)``.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.geometry.neighbours import stretches
         >>> stretches(torch.tensor([4, 4, 7, 5, 5]))
         (tensor([0, 0, 1, 2, 2]), tensor([0, 2, 3]))
     """

@@ -23,8 +23,6 @@ def orbits_of(points: Tensor, action: np.ndarray) -> tuple[Tensor, Tensor]:
         rows of ``points``, ``(K,)`` ascending, and numbers of elements, ``(K,)``.
 
     Example:
-        >>> import numpy as np, torch
-        >>> from escnn_attention.geometry.orbits import orbits_of
         >>> signs = np.array([[[1.0]], [[-1.0]]])
         >>> [values.tolist() for values in orbits_of(torch.tensor([[-1.0], [0.0], [1.0]]), signs)]
         [[0, 1], [1, 2]]
@@ -51,8 +49,6 @@ def orbit_places(size: int, action: np.ndarray) -> np.ndarray:
         ``(K, |H|)``, for each of K orbits the position to which each element takes the first of them.
 
     Example:
-        >>> import numpy as np
-        >>> from escnn_attention.geometry.orbits import orbit_places
         >>> orbit_places(3, np.array([[[1.0]], [[-1.0]]]))
         array([[0, 2],
                [1, 1]])
@@ -97,9 +93,6 @@ class Orbits:
         ball: whether places of a lattice in place of a window fill a ball, and not a box.
 
     Example:
-        >>> import numpy as np
-        >>> from escnn_attention.geometry.orbits import Orbits
-        >>> from escnn_attention.geometry.windows import Window
         >>> quarters = np.array([[[1, 0], [0, 1]], [[0, -1], [1, 0]], [[-1, 0], [0, -1]], [[0, 1], [-1, 0]]])
         >>> views = Orbits(Window(3), quarters, poses=(0,)).spread(3)
         >>> views.places.norm(dim=1).tolist(), views.step  # the middle, a side and a corner

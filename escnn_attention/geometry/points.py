@@ -126,8 +126,6 @@ def pair_rows(queries: Tensor, keys: Tensor, batch: Tensor | None, rank: Tensor,
         size: n of the table ``(B, n, n, ...)`` of the points of each cloud, in their order.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.geometry.points import pair_rows, ranks
         >>> batch, keys = torch.tensor([0, 1, 1]), torch.tensor([[1, 2, -1]])
         >>> pair_rows(keys[:, :2], keys, batch, ranks(batch, None, torch.zeros(3, 2)), 2)
         tensor([[[ 4,  5, -1],

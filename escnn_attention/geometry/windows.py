@@ -21,7 +21,6 @@ def shape_of(form: WindowShape, *, causal: bool = False, circular: bool = False)
     """A shape with its words in front.
 
     Example:
-        >>> from escnn_attention.geometry.windows import shape_of
         >>> shape_of("disc", causal=True)
         'causal disc'
     """
@@ -42,7 +41,6 @@ def form_of(shape: WindowShape) -> WindowShape:
     """A shape without the words in front.
 
     Example:
-        >>> from escnn_attention.geometry.windows import form_of
         >>> form_of("causal disc 8")
         'disc 8'
     """
@@ -70,7 +68,6 @@ class Window:
 
     Example:
         >>> from escnn_attention.geometry.grid import Grid
-        >>> from escnn_attention.geometry.windows import Window
         >>> [len(Grid((9, 9), window).offsets) for window in (Window(5), Window(5, "disc"))]
         [25, 21]
         >>> Grid((9,), Window(3, "causal square")).offsets.squeeze(-1).tolist()  # two before, one before, itself
@@ -99,7 +96,6 @@ class Window:
         """The offsets that are shorter than ``radius`` positions, which need not be a whole number.
 
         Example:
-            >>> from escnn_attention.geometry.windows import Window
             >>> Window.ball(2.5), Window.ball(3.0)
             (Window(kernel_size=5, shape='disc', dilation=1), Window(kernel_size=5, shape='disc 8', dilation=1))
         """
@@ -118,7 +114,6 @@ class Blocks(ABC):
 
     Example:
         >>> from escnn_attention.geometry.grid import Grid
-        >>> from escnn_attention.geometry.windows import Window
         >>> blocks = Grid((5,), Window()).blocks(max_queries=2)
         >>> blocks.queries.tolist(), blocks.keys.tolist(), blocks.rows(0, 3).shape
         ([[0, 1], [2, 3], [4, -1]], [[0, 1, 2, 3, 4]], torch.Size([3, 2, 5]))

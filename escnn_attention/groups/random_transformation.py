@@ -99,7 +99,6 @@ class RandomTransformation(torch.nn.Module):
         space: their matrices on the base space.
 
     Example:
-        >>> import torch
         >>> from escnn_attention import GroupSelfAttention, Samples
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot3dOnR3()

@@ -31,7 +31,6 @@ class Tetrahedral(Octahedral):
     ``(2,)``, which are those of its quotient :math:`C_3`. Its subgroups are not implemented.
 
     Example:
-        >>> from escnn_attention.groups.spaces import tetra_group
         >>> group = tetra_group()
         >>> group.order(), [irrep.size for irrep in group.irreps()], group.regular_representation.size
         (12, [1, 3, 2], 12)
@@ -139,7 +138,6 @@ def tetra_group() -> Tetrahedral:
     """The rotations of the tetrahedron, one object for all, as escnn's groups are.
 
     Example:
-        >>> from escnn_attention.groups.spaces import tetra_group
         >>> tetra_group() is tetra_group()
         True
     """
@@ -190,7 +188,6 @@ class MotionSpace(GSpace):
         ValueError: another dimension.
 
     Example:
-        >>> from escnn_attention.groups.spaces import MotionSpace
         >>> MotionSpace(3).dimensionality
         7
     """

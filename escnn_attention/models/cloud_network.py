@@ -29,7 +29,6 @@ class CloudNetwork(PretrainedMixin, PointForward):
         in_type: the type of the features.
 
     Example:
-        >>> import torch
         >>> from escnn_attention.models import LieTransformer
         >>> from escnn import gspaces
         >>> network = LieTransformer(gspaces.rot2dOnR2(4), 1, 2, fields=4, num_blocks=1, num_heads=2)

@@ -51,7 +51,6 @@ def describe(value: Any) -> Any:
     samples and networks become ``{"class_path": ..., "init_args": {...}}``, as in the configuration of a training.
     Anything else, such as a tensor, a function, or a class of another package, is a :class:`DescriptionError`.
 
-    >>> from escnn import gspaces
     >>> describe(gspaces.flipRot2dOnR2(4))
     {'class_path': 'escnn.gspaces.flipRot2dOnR2', 'init_args': {'N': 4}}
     >>> build(describe(gspaces.flipRot2dOnR2(4))) == gspaces.flipRot2dOnR2(4)

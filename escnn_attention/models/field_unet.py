@@ -33,7 +33,6 @@ class FeatureInfo(list[dict[str, Any]]):
     become one; and ``module``, the name of the layers.
 
     Example:
-        >>> from escnn_attention.models import FieldUNet
         >>> from escnn import gspaces
         >>> backbone = FieldUNet(gspaces.rot2dOnR2(4), 3, None, widths=(2, 4), attention=(0, 0), features_only=True)
         >>> backbone.feature_info.channels(), backbone.feature_info.reduction()

@@ -14,8 +14,6 @@ def main() -> None:
         SystemExit: always; without these packages with a message that names the first one.
 
     Example:
-        >>> import sys
-        >>> from escnn_attention.training.entry import main
         >>> sys.argv = ["escnn-attention", "--version"]
         >>> try:
         ...     main()

@@ -34,7 +34,6 @@ class Mean(Metric):
     number of things of a process, rounded down.) A value that is not a number makes the mean so.
 
     Example:
-        >>> import torch
         >>> mean = Mean()
         >>> mean.update(torch.tensor(1.0), 3)
         >>> mean.update(torch.tensor(5.0), 1)

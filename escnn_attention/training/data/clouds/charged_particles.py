@@ -57,7 +57,6 @@ def energy(systems: Systems) -> Array:
     """H = Σ_i ‖v_i‖²/2 + Σ_{i<j} c_i c_j / ‖q_i − q_j‖ of each system, (S,).
 
     Example:
-        >>> import numpy as np
         >>> pair = np.array([[[0.0, 0.0, 0.0], [0.0, 3.0, 4.0]]])
         >>> energy(Systems(np.array([[1.0, -1.0]]), pair, np.zeros((1, 2, 3)))).tolist()
         [-0.2]
