@@ -110,12 +110,7 @@ def _pose_values(encoding: Offers, quotient: Tensor | None, relative: Tensor | N
 
 
 class EncodingBias(PairBias):
-    r"""The bias of an encoding between points, :math:`\langle q, k + \rho(\delta, p) \rangle / \sqrt C`.
-
-    Args:
-        encoding: a bound encoding.
-        tables: of the group and of the layer.
-    """
+    r"""The bias of an encoding between points, :math:`\langle q, k + \rho(\delta, p) \rangle / \sqrt C`."""
 
     def __init__(self, encoding: Offers, tables: PairTables):
         super().__init__(tables)
@@ -180,12 +175,7 @@ class EncodingBias(PairBias):
 
 
 class _SeenBy:
-    """The encoding of offsets as several elements see them.
-
-    Args:
-        encoding: a bound encoding.
-        inverse: ``(K, d, d)``; the matrix of the inverse of every element.
-    """
+    """The encoding of offsets as several elements see them, by the matrices ``(K, d, d)`` of their inverses."""
 
     def __init__(self, encoding: Offers, inverse: Tensor):
         self.dim, self.form = encoding.dim, encoding.form
@@ -263,11 +253,8 @@ class OverStabilizer(_SeenBy):
 class FromAllPoses(_SeenBy):
     r"""The encoding :math:`\rho(h^{-1}\delta)` for every pose h, side by side, as that of a single pose.
 
-    With queries and keys of all poses side by side, too, the score of that pose is the sum of the scores of all.
-
-    Args:
-        encoding: a bound encoding that is a function of the offset, added to the keys.
-        inverse: ``(|H|, d, d)``; the matrix of the inverse of every pose.
+    With queries and keys of all poses side by side, too, the score of that pose is the sum of the scores of all. The
+    encoding is a function of the offset, added to the keys.
     """
 
     absolute = rotates = rotates_values = False

@@ -322,12 +322,7 @@ class PairKernel(Versioned):
 
 
 class _KernelBias(PairBias):
-    """The bias of a kernel between points.
-
-    Args:
-        kernel: a bound kernel.
-        tables: of the group and of the layer.
-    """
+    """The bias of a kernel between points."""
 
     def __init__(self, kernel: PairKernel, tables: PairTables):
         super().__init__(tables)
@@ -348,12 +343,7 @@ _INVERSE_OF_ONE = 1.2784645427610737
 
 
 def _with_constant(bias: Tensor, first: Tensor, second: Tensor, hidden_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The layers of :func:`pair_mlp` with one more hidden unit, which is always 1 and whose weight is a bias.
-
-    Args:
-        bias, first, second: as :func:`pair_mlp` takes them.
-        hidden_bias: ``(M, S)``, of the second layer.
-    """
+    """The layers of :func:`pair_mlp` with one more hidden unit, which is always 1; its weight is a bias ``(M, S)``."""
     one = bias.new_full((), _INVERSE_OF_ONE).expand(len(bias), 1, *bias.shape[2:])
     return torch.cat([bias, one], dim=1), F.pad(first, (0, 0, 0, 1)), torch.cat([second, hidden_bias.unsqueeze(2)], 2)
 

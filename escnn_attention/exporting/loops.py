@@ -45,16 +45,10 @@ def name_sizes_apart() -> None:
 def while_loop(
     condition: Callable[..., Tensor], body: Callable[..., tuple[Tensor, ...]], carried: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """The last of ``carried`` in a loop that goes on while a condition holds: one loop in the program.
+    """The last of ``carried`` in a loop that goes on while a condition of them holds: one loop in the program.
 
-    Args:
-        condition: of ``carried``.
-        body: makes the next of ``carried``, new tensors of the same shapes. It uses any other tensors, too, but no
-            sizes that are only known when the program runs, other than those of tensors.
-        carried: at first.
-
-    Raises:
-        NotImplementedError: a PyTorch without such loops.
+    The body makes the next of ``carried``, new tensors of the same shapes. It uses any other tensors, too, but no sizes
+    that are only known when the program runs, other than those of tensors.
     """
     if why_no_loops():
         _refuse_loops()

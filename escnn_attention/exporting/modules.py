@@ -99,11 +99,8 @@ def on_tensors(
 ) -> _T:
     """The result of a method of a plain module, with the equivariant parts of ``module`` in place of its own.
 
-    Args:
-        module: has parts of the same names.
-        computation: the method, such as ``plain.blocks.TransformerBlock.forward``, which asks of ``self`` its parts.
-        arguments: of the method.
-        coords: ``(N, d)``, the coordinates of the points that the parts get as part of a GeometricTensor.
+    The computation, such as ``plain.blocks.TransformerBlock.forward``, asks of ``self`` its parts, which get the
+    coordinates ``(N, d)`` of points as part of a GeometricTensor.
     """
     return computation(_Parts(module, coords), *arguments)
 

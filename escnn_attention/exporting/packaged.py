@@ -41,14 +41,8 @@ Archive = Callable[..., bytes]
 class PackagedLoop:
     """The forward pass of a loop as operators of PyTorch for programs of packages, one for each type of numbers.
 
-    Args:
-        name: of the loop; its source is ``name.cpp``.
-        archive: compiles a C++ file to a static library
-            (:func:`escnn_attention.functional.native.build.archive`).
-        why_not_compiled: why there is no compiler, if there is none.
-
-    Attributes:
-        operators: their names, for each type of numbers.
+    The source of the loop ``name`` is ``name.cpp``, which ``archive`` compiles to a static library;
+    ``why_not_compiled`` tells why there is no compiler, if there is none.
     """
 
     def __init__(self, name: str, archive: Archive, why_not_compiled: Callable[[], str | None]):
@@ -65,13 +59,7 @@ class PackagedLoop:
         members: tuple[list[Tensor | None], list[int], list[float]],
         shape: Sequence[int],
     ) -> Tensor:
-        """The output of the loop.
-
-        Args:
-            dtype: of the numbers.
-            members: of the structure of its arguments, without results.
-            shape: of the output.
-        """
+        """The output of the loop, of this shape, for the members of the structure of its arguments without results."""
         out: Tensor = getattr(torch.ops.escnn_attention, self.operators[dtype])(*members, shape)
         return out
 

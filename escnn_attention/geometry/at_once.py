@@ -30,15 +30,9 @@ _MEAN_SIZES = 2
 def all_at_once(
     places: Tensor, edge_index: Tensor | None, batch: Tensor | None, rule: Neighbourhood, numbered: bool = False
 ) -> Chunk:
-    """All points in one chunk, with the keys that each of them sees.
+    """All points ``(N, d)`` in one chunk, with the keys that each of them sees: see :class:`~.points.Points`.
 
-    Args:
-        places: ``(N, d)``, where neighbours are searched.
-        edge_index: ``(2, E)``, from keys to queries; None for those of the rule.
-        batch: ``(N,)``, the number of the cloud of each point, in any order, below zero for those of none; None for a
-            single cloud.
-        rule: by which points are neighbours.
-        numbered: whether the chunk tells which of the edges of ``edge_index`` is which.
+    Points of a ``batch`` below zero are of no cloud. A ``numbered`` chunk tells which of the edges is which.
 
     Example:
         >>> some = all_at_once(torch.tensor([[0.0], [1.0], [3.0]]), None, None, Neighbourhood(radius=1.5))
@@ -53,11 +47,7 @@ def all_at_once(
 
 
 def clouds_at_once(places: Tensor, batch: Tensor | None) -> Chunk:
-    """All clouds in one chunk, each a group, filled up to the longest.
-
-    Args:
-        places: ``(N, d)``, the points.
-        batch: as in :func:`all_at_once`.
+    """All clouds in one chunk, each a group, filled up to the longest: see :func:`all_at_once`.
 
     Example:
         >>> clouds_at_once(torch.zeros(5, 1), torch.tensor([1, 0, 1, 1, -1])).keys.tolist()
@@ -78,12 +68,9 @@ def pairs_at_once(
     key_batch: Tensor | None,
     rule: Neighbourhood = Neighbourhood(),  # noqa: B008
 ) -> Chunk:
-    """All points in one chunk, each with its neighbours in another cloud, that of the same number.
+    """All points ``(N, d)`` in one chunk, each with its neighbours in another cloud ``(N', d)``, of the same number.
 
-    Args:
-        queries, keys: ``(N, d)`` and ``(N', d)``, the points.
-        query_batch, key_batch: the number of the cloud of each, below zero for those of none; None for a single cloud.
-        rule: by which points are neighbours; by default all are.
+    By default all points of that cloud are neighbours: see :func:`all_at_once`.
 
     Example:
         >>> some = pairs_at_once(torch.zeros(2, 1), torch.tensor([0, 1]), torch.zeros(3, 1), torch.tensor([1, 0, 1]))
@@ -119,15 +106,11 @@ def _nearest(queries: Tensor, keys: Tensor, there: Tensor, rule: Neighbourhood) 
 class Rows:
     """The groups of a chunk, or the queries of a single cloud, some at a time: as many at every step of a loop.
 
-    Args:
-        one: the chunk, of :func:`all_at_once`.
-        pairs: how many pairs of a query and a key there are at a time, at most, where two rows have no more.
-
-    Attributes:
-        number: ``()``, of all rows.
-        step: ``()``, of those at a time.
+    There are at most ``pairs`` of a query and a key at a time, where two rows have no more. ``number`` is that of all
+    rows, ``step`` of those at a time.
 
     Example:
+        >>> from escnn_attention.geometry.neighbours import Chunk
         >>> keys = torch.tensor([[0, 1], [0, -1], [1, 2]])
         >>> rows = Rows(Chunk(torch.arange(3)[:, None], keys, True), pairs=5)
         >>> some = rows.some(rows.step)
@@ -236,12 +219,9 @@ def _by_rule(places: Tensor, clouds: Chunk, rule: Neighbourhood) -> Chunk:
 
 
 class _Lists:
-    """Entries of edges as a list for each of N points; a point without any is no query: it gets zeros.
+    """Entries of edges as a list for each of so many points; a point without any is no query: it gets zeros.
 
-    Args:
-        row: ``(E,)``, rising: entries of one query have the same.
-        query: ``(E,)``, the point.
-        number: N.
+    ``row`` ``(E,)`` rises: entries of one ``query`` ``(E,)`` have the same.
     """
 
     def __init__(self, row: Tensor, query: Tensor, number: int):
@@ -274,13 +254,7 @@ def _largest(numbers: Tensor) -> Tensor:
 
 
 def _size(number: Tensor, most: int, least: int) -> int:
-    """A number as a size, that of a tensor, which all that writes programs down follow.
-
-    Args:
-        number: itself.
-        most: at least as large.
-        least: the size of less.
-    """
+    """A number as a size between ``least`` and ``most``, that of a tensor, which written programs follow."""
     size = where(torch.arange(most + least, device=number.device) < number.clamp(min=least)).shape[0]
     torch._check(size >= least)
     torch._check(size <= _MOST)

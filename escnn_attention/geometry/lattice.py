@@ -41,13 +41,9 @@ class ComputedRows(Blocks):
 def everything(
     row: Callable[[Tensor, Tensor], Tensor], queries: int, keys: int, max_queries: int, device: torch.device
 ) -> Blocks:
-    """Stretches of so many queries, each of which sees so many keys.
+    """Stretches of at most ``max_queries`` queries, each of which sees so many keys.
 
-    Args:
-        row: of the table of offsets, for each pair of a query and a key.
-        queries, keys: their numbers.
-        max_queries: the most queries of a stretch.
-        device: where they are.
+    ``row`` gives that of the table of offsets, for each pair of a query and a key.
     """
     places = torch.arange(queries, device=device)
     size = max(1, min(max_queries, queries))

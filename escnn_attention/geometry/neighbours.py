@@ -109,14 +109,7 @@ class Lists(Neighbours):
 
 
 class WholeClouds(Neighbours):
-    """Every point sees its whole cloud.
-
-    Args:
-        cloud: ``(N,)``, the number of the cloud of each point.
-
-    Attributes:
-        sizes: the numbers of points of the clouds, the largest first.
-    """
+    """Every point sees its whole cloud, by its number ``(N,)``; ``sizes`` are those of clouds, the largest first."""
 
     def __init__(self, cloud: Tensor):
         self._order, counts = _in_order(cloud)
@@ -180,12 +173,7 @@ class WholeClouds(Neighbours):
 
 
 class CloudPairs(Neighbours):
-    """Every point sees all points of another cloud, that of the same number.
-
-    Args:
-        queries, keys: ``(N,)`` and ``(N',)``, the number of the cloud of each point, in any order; below zero for
-            points of none.
-    """
+    """Every point sees all points of another cloud, that of the same number, in any order; below zero is none."""
 
     def __init__(self, queries: Tensor, keys: Tensor):
         names, number = torch.cat([queries, keys]).unique(return_inverse=True)
@@ -280,12 +268,7 @@ class Neighbourhood:
         return self.radius or 1.0
 
     def __call__(self, coords: Tensor, batch: Tensor | None = None) -> Neighbours:
-        """The neighbours of every point.
-
-        Args:
-            coords: ``(N, d)``.
-            batch: ``(N,)``, the number of the cloud of each point, in any order; None for a single cloud.
-        """
+        """The neighbours of every point ``(N, d)`` in its cloud, by the number of the cloud of each, in any order."""
         x = numbers_of("coords", coords)
         cloud = torch.zeros(len(x), dtype=torch.long, device=x.device) if batch is None else batch
         if self.is_global:
@@ -297,12 +280,7 @@ class Neighbourhood:
     def between(
         self, queries: Tensor, query_batch: Tensor | None, keys: Tensor, key_batch: Tensor | None
     ) -> Neighbours:
-        """The neighbours of points among the points of other clouds, those of the same number.
-
-        Args:
-            queries, keys: ``(N, d)`` and ``(N', d)``.
-            query_batch, key_batch: the number of the cloud of each point; None for a single cloud.
-        """
+        """The neighbours of points ``(N, d)`` among the points ``(N', d)`` of clouds of the same number."""
         x, y = (numbers_of("coords", t) for t in (queries, keys))
         batches = ((query_batch, x), (key_batch, y))
         clouds = [t.new_zeros(len(t), dtype=torch.long) if batch is None else batch for batch, t in batches]
@@ -431,12 +409,10 @@ def nearest_image(offset: Tensor, period: tuple[float, ...] | float | None) -> T
 def numbers_of(name: str, values: Tensor) -> Tensor:
     """The numbers of a tensor, which what is decided by them may look at, without derivatives of any kind.
 
-    Args:
-        name: of the argument, for an error.
-        values: an ordinary tensor, or one that ``grad`` or ``jvp`` of ``torch.func`` have wrapped.
+    ``grad`` or ``jvp`` of ``torch.func`` may have wrapped it.
 
     Raises:
-        ValueError: ``torch.vmap`` goes over the tensor, and each of several calls would decide for itself.
+        ValueError: ``torch.vmap`` goes over the tensor ``name``, and each of several calls would decide for itself.
     """
     found = numbers_if_one(values)
     if found is None:

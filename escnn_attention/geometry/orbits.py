@@ -13,14 +13,9 @@ from escnn_attention.geometry.windows import Window, shape_of
 
 
 def orbits_of(points: Tensor, action: np.ndarray) -> tuple[Tensor, Tensor]:
-    """The first point of each orbit under a group, and the order of its stabiliser.
+    """The first point of each orbit under a group, by its row, ascending, and the order of its stabiliser.
 
-    Args:
-        points: ``(n, d)``; the group may map them elsewhere, too.
-        action: ``(|H|, d, d)``, the matrices of all elements.
-
-    Returns:
-        rows of ``points``, ``(K,)`` ascending, and numbers of elements, ``(K,)``.
+    Elements with the matrices ``action`` ``(|H|, d, d)`` may map the points ``(n, d)`` elsewhere, too.
 
     Example:
         >>> signs = np.array([[[1.0]], [[-1.0]]])
@@ -39,14 +34,7 @@ def orbits_of(points: Tensor, action: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 def orbit_places(size: int, action: np.ndarray) -> np.ndarray:
-    """Where the first position of each orbit goes, on a grid that is as long along every axis.
-
-    Args:
-        size: the positions along an axis.
-        action: ``(|H|, d, d)``, the matrices of elements that map the grid onto itself.
-
-    Returns:
-        ``(K, |H|)``, for each of K orbits the position to which each element takes the first of them.
+    """Where elements take the first position of each orbit, ``(K, |H|)``, on a grid that is as long along every axis.
 
     Example:
         >>> orbit_places(3, np.array([[[1.0]], [[-1.0]]]))

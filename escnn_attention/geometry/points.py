@@ -137,16 +137,10 @@ def pair_rows(queries: Tensor, keys: Tensor, batch: Tensor | None, rank: Tensor,
 
 
 def features_of_shown(edge_attr: Tensor, mask: Tensor, edge_index: Tensor | None, batch: Tensor | None) -> Tensor:
-    """The features of the pairs that a mask shows, as those of a cloud without the points that it hides.
+    """The features of the pairs that a mask ``(N,)`` shows, as those of a cloud without the points that it hides.
 
-    Args:
-        edge_attr: ``(E, F)`` with ``edge_index``, or ``(B, n, n, F)``.
-        mask: ``(N,)``, False for points that are not there.
-        edge_index: ``(2, E)``, or None.
-        batch: ``(N,)``, or None.
-
-    Returns:
-        of edges those that are left. Of tables some that begin with the points that are there, with zeros behind.
+    Those of edges that are left; or tables ``(B, n, n, F)`` that begin with the points that are there, with zeros
+    behind.
     """
     if edge_index is not None:
         return edge_attr.index_select(0, where(mask[edge_index].all(0)))

@@ -452,9 +452,7 @@ def inverse_of_v(omega: Tensor, x: Tensor) -> Tensor:
     .. math:: V^{-1} x = x - \tfrac12 \omega \times x
         + \tfrac{1}{\theta^2}\left(1 - \tfrac{\theta}{2}\cot\tfrac{\theta}{2}\right) \omega \times (\omega \times x)
 
-    Args:
-        omega: ``(..., 1)`` or ``(..., 3)``, of length :math:`\theta` below 2π.
-        x: ``(..., d)``.
+    where :math:`\omega`, ``(..., 1)`` or ``(..., 3)``, is of the length :math:`\theta` below 2π.
     """
     square = omega.square().sum(-1, keepdim=True)
     small = square < 1e-12

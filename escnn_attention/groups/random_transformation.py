@@ -21,9 +21,8 @@ from torch import Tensor
 class LieElement:
     r"""An element of a continuous group, :math:`c \exp(\sum_i x_i X_i)`.
 
-    Attributes:
-        vector: ``(k,)`` float64; x, the angle of a rotation of the plane or the vector of a rotation of space.
-        component: the number of c among the components.
+    The vector x ``(k,)`` is the angle of a rotation of the plane or the vector of a rotation of space, ``component``
+    the number of c.
     """
 
     vector: Tensor
@@ -33,9 +32,8 @@ class LieElement:
 class LieRepresentation(torch.nn.Module):
     """The matrices of any element in one representation, in float64 on the CPU.
 
-    Args:
-        generators: ``(k, n, n)``; the matrices of a basis of the Lie algebra.
-        components: ``(c, n, n)``; the matrix of one element of each connected component, the identity first.
+    From those of a basis of the Lie algebra ``(k, n, n)``, and of one element of each connected component ``(c, n,
+    n)``, the identity first.
     """
 
     def __init__(self, generators: np.ndarray, components: np.ndarray):
@@ -61,12 +59,7 @@ class LieRepresentation(torch.nn.Module):
 
 
 class FieldTransformation(torch.nn.Module):
-    """The action of elements on the channels of features, ``(B, size, ...)``.
-
-    Args:
-        columns: for each representation ``(m, n)``, the channels of its m fields.
-        representations: the representations.
-    """
+    """The action of elements on the channels ``(m, n)`` of the m fields of each representation, ``(B, size, ...)``."""
 
     def __init__(self, columns: Sequence[np.ndarray], representations: Sequence[LieRepresentation]):
         super().__init__()

@@ -108,12 +108,7 @@ class Samples:
 
 
 def as_samples(samples: Any) -> Samples | None:
-    """The samples that an argument asks for: samples, their number, or None.
-
-    Raises:
-        TypeError: anything else.
-        ValueError: a number below 1.
-    """
+    """The samples that an argument asks for: samples, their number, or None."""
     if samples is None or isinstance(samples, Samples):
         return samples
     if isinstance(samples, bool) or not isinstance(samples, int):

@@ -12,11 +12,7 @@ from escnn.gspaces import GSpace, no_base_space
 class SpaceTime(GSpace):
     r"""A gspace with one further axis on which the fiber group acts as the identity: :math:`g\,(x, t) = (g x, t)`.
 
-    Args:
-        base: the gspace of images or volumes, or one without a base space.
-
-    Attributes:
-        base: the gspace without the axis.
+    The ``base`` is the gspace of images or volumes, or one without a base space.
     """
 
     def __init__(self, base: GSpace) -> None:
