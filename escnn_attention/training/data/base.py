@@ -91,12 +91,13 @@ class EvaluationSampler(DistributedSampler[Draw]):
             yield Draw(range(batch * self.batch_size + self.rank, end, self.num_replicas))
 
 
-_PARTS = {
+PARTS = ("train", "valid", "test")
+_PARTS_OF_STAGES = {
     "fit": ("train", "valid"),
     "validate": ("valid",),
     "test": ("test",),
     "predict": ("test",),
-    None: ("train", "valid", "test"),
+    None: PARTS,
 }
 
 
@@ -177,9 +178,8 @@ class DataInParts(pl.LightningDataModule, ABC):
         self._sources: dict[str, Source] = {}
         counts = {"batch_size": batch_size, "eval_batch_size": self.eval_batch_size}
         counts |= {f"limit_{part}": limit for part, limit in self.limits.items() if limit is not None}
-        integers(**counts, seed=seed, num_workers=num_workers)
-        at_least(1, **counts)
-        at_least(0, seed=seed, num_workers=num_workers)
+        integers(1, **counts)
+        integers(0, seed=seed, num_workers=num_workers)
 
     @abstractmethod
     def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
@@ -191,11 +191,11 @@ class DataInParts(pl.LightningDataModule, ABC):
 
     def setup(self, stage: str | None = None) -> None:
         """Load the parts of a stage: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"``, or all of them."""
-        if stage not in _PARTS:
-            raise UserError(f"stage must be one of {', '.join(filter(None, _PARTS))}, got {stage!r}")
+        if stage not in _PARTS_OF_STAGES:
+            raise UserError(f"stage must be one of {', '.join(filter(None, _PARTS_OF_STAGES))}, got {stage!r}")
         if stage == "validate" and not self.validates:
             raise UserError(f"stage: got 'validate', but all {self.things} train, and none are left to validate")
-        wanted = [part for part in _PARTS[stage] if self.validates or part != "valid"]
+        wanted = [part for part in _PARTS_OF_STAGES[stage] if self.validates or part != "valid"]
         parts = {part: self.limits.get(part) for part in wanted if part not in self._sources}
         if parts:
             self._sources.update(self._load(parts))
@@ -283,11 +283,12 @@ def at_least(least: float, **values: float) -> None:
             raise UserError(f"{name} must be at least {least}, got {value}")
 
 
-def integers(**values: object) -> None:
-    """Raise a :class:`UserError` if a value, given by its name, is no integer."""
+def integers(least: int, **values: Any) -> None:
+    """Raise a :class:`UserError` if a value, given by its name, is no integer or less than ``least``."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise UserError(f"{name} must be an integer, got {value!r}")
+    at_least(least, **values)
 
 
 def one_of(choices: tuple[Any, ...], **values: Any) -> None:
@@ -303,6 +304,27 @@ def _check_shares(name: str, batch_size: int, world_size: int, things: str) -> N
             f"{name} must be a multiple of the number of processes, got {batch_size} for {world_size}: it is the number"
             f" of {things} in a step over all of them together"
         )
+
+
+class GeneratedData(DataInParts, ABC):
+    """Data in three parts that the package makes.
+
+    Args:
+        num_train, num_valid, num_test: things in each part.
+        **options: of :class:`DataInParts`, such as ``batch_size``.
+    """
+
+    def __init__(self, num_train: int, num_valid: int, num_test: int, **options: Any) -> None:
+        super().__init__(limits=None, **options)
+        integers(1, num_train=num_train, num_valid=num_valid, num_test=num_test)
+        self.sizes = {"train": num_train, "valid": num_valid, "test": num_test}
+
+    @abstractmethod
+    def _make(self, part: str) -> Source:
+        """The things of a part."""
+
+    def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
+        return {part: self._make(part) for part in parts}
 
 
 class PublishedData(DataInParts, ABC):

@@ -12,7 +12,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from escnn_attention.training.data.base import Batches, DataInParts, Draw, Source, at_least, integers, one_of
+from escnn_attention.training.data.base import (
+    PARTS,
+    Batches,
+    DataInParts,
+    Draw,
+    GeneratedData,
+    Source,
+    integers,
+    one_of,
+)
 from escnn_attention.training.data.files import npz_file
 from escnn_attention.training.errors import UserError
 
@@ -21,8 +30,6 @@ Turns = Literal["none", "rotations", "all"]
 
 Array = npt.NDArray[np.float64]
 Pair = tuple[Tensor, Tensor]
-
-_PARTS = ("train", "valid", "test")
 
 
 def grid_elements(dim: int, turns: Turns) -> list[npt.NDArray[np.int64]]:
@@ -115,24 +122,17 @@ class _Windows:
 class GridFields(DataInParts):
     """Pairs of fields on a grid in three parts: inputs ``(B, C, *space)`` and targets ``(B, C', *space)``, float32.
 
-    A training batch is a function of the seed, the epoch and its number. What does not fill a batch at the end of an
-    epoch is left out.
-
     Args:
-        batch_size: pairs in a training step over all processes together; a multiple of their number.
-        seed: of the order of the training pairs and of the elements that turn them.
-        num_workers: processes that prepare batches; 0 does it in the training process.
-        eval_batch_size: pairs in a validation or test step over all processes; by default ``batch_size``.
         turn_train: turn each training pair, in each epoch by another element that maps its grid onto itself: by
             ``"rotations"``, by ``"all"``, mirrors included, or by ``"none"``. Vectors turn with the grid.
+        **options: of :class:`~escnn_attention.training.data.base.DataInParts`, such as ``batch_size``.
 
     Attributes:
         inputs, targets: the numbers of ``"scalar"`` and ``"vector"`` fields, in the order of their channels. Inputs of
             several frames have all of them in each.
 
     Raises:
-        UserError: an argument, or the combination of ``batch_size`` with the data or the number of processes, cannot
-            be met.
+        UserError: as :class:`~escnn_attention.training.data.base.DataInParts` raises.
 
     Example:
         >>> from escnn_attention.training import PoissonOnTorus
@@ -146,15 +146,8 @@ class GridFields(DataInParts):
     inputs: Mapping[str, int]
     targets: Mapping[str, int]
 
-    def __init__(
-        self,
-        batch_size: int = 16,
-        seed: int = 0,
-        num_workers: int = 0,
-        eval_batch_size: int | None = None,
-        turn_train: Turns = "none",
-    ) -> None:
-        super().__init__(batch_size, seed, num_workers, eval_batch_size, {})
+    def __init__(self, *, batch_size: int = 16, turn_train: Turns = "none", **options: Any) -> None:
+        super().__init__(batch_size=batch_size, **options)
         one_of(("none", "rotations", "all"), turn_train=turn_train)
         self.turn_train: Turns = turn_train
 
@@ -235,13 +228,12 @@ class FieldData(GridFields):
         split_seed: int = 0,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(limits=None, **options)
         self.path = Path(path)
         counts = {"frames": frames, "step": step, "num_valid": num_valid, "num_test": num_test}
         counts |= {} if num_train is None else {"num_train": num_train}
-        integers(**counts, split_seed=split_seed)
-        at_least(1, **counts)
-        at_least(0, split_seed=split_seed)
+        integers(1, **counts)
+        integers(0, split_seed=split_seed)
         self.inputs, self.has_pairs = _kinds("inputs", inputs), targets is not None
         self.targets = self.inputs if targets is None else _kinds("targets", targets)
         self.frames, self.step, self.split_seed = frames, step, split_seed
@@ -302,7 +294,7 @@ class FieldData(GridFields):
         return dict(zip(("test", "valid", "train"), order[: sum(sizes)].split(sizes), strict=True))
 
 
-class PoissonOnTorus(GridFields):
+class PoissonOnTorus(GeneratedData, GridFields):
     r"""The electric field of charges on a torus, from their density: generated in a moment, without files.
 
     .. math:: E = -\nabla \varphi, \qquad -\Delta \varphi = \varrho - \bar\varrho, \qquad
@@ -349,24 +341,18 @@ class PoissonOnTorus(GridFields):
         num_test: int = 200,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
-        numbers = {"num_train": num_train, "num_valid": num_valid, "num_test": num_test, "charges": charges}
-        integers(size=size, **numbers)
-        at_least(1, **numbers)
-        at_least(4, size=size)
+        super().__init__(num_train, num_valid, num_test, **options)
+        integers(1, charges=charges)
+        integers(4, size=size)
         one_of((2, 3), dimensions=dimensions)
         if not 0 < width < np.inf:
             raise UserError(f"width must be a positive length, got {width}")
         self.inputs, self.targets = {"scalar": 1}, {"vector": 1}
         self.size, self.dim, self.charges, self.width = size, dimensions, charges, width
-        self.numbers = dict(zip(_PARTS, (num_train, num_valid, num_test), strict=True))
-
-    def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
-        return {part: self._make(part) for part in parts}
 
     def _make(self, part: str) -> _Pairs:
-        generator = np.random.default_rng((self.seed, _PARTS.index(part)))
-        places = generator.uniform(0, 2 * np.pi, (self.numbers[part], self.charges, self.dim))
+        generator = np.random.default_rng((self.seed, PARTS.index(part)))
+        places = generator.uniform(0, 2 * np.pi, (self.sizes[part], self.charges, self.dim))
         charges = generator.choice([-1.0, 1.0], size=places.shape[:2])
         waves = _waves(self.size, self.dim)
         squares = (waves**2).sum(0)
@@ -409,6 +395,5 @@ def _waves(size: int, dim: int) -> Array:
 def _kinds(name: str, given: Mapping[str, int]) -> dict[str, int]:
     if not isinstance(given, Mapping) or not given or not given.keys() <= {"scalar", "vector"}:
         raise UserError(f'{name}: got {given!r}, needed numbers of "scalar", of "vector" or of both')
-    integers(**{f"{name}[{kind!r}]": count for kind, count in given.items()})
-    at_least(1, **{f"{name}[{kind!r}]": count for kind, count in given.items()})
+    integers(1, **{f"{name}[{kind!r}]": count for kind, count in given.items()})
     return dict(given)

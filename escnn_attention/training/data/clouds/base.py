@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -12,7 +11,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from escnn_attention.training.data.base import Batches, DataInParts, Draw, PublishedData, Source, at_least, one_of
+from escnn_attention.training.data.base import (
+    PARTS,
+    Batches,
+    DataInParts,
+    Draw,
+    GeneratedData,
+    PublishedData,
+    at_least,
+    one_of,
+)
 from escnn_attention.training.errors import UserError
 
 
@@ -237,7 +245,6 @@ def move_trajectories(clouds: Clouds, motions: Motions) -> Clouds:
     )
 
 
-_PART_NUMBER = {"train": 0, "valid": 1, "test": 2}
 _BLOCK = 64  # clouds that are made from one seed
 
 
@@ -314,32 +321,16 @@ class PointClouds(DataInParts):
         reflect = self.reflect_train and part == "train"
         if not rotate and not translate and not reflect:
             return Batches(source)
-        motions = RandomMotions(len(source), self.dim, rotate, translate, self.seed, _PART_NUMBER[part], reflect)
+        motions = RandomMotions(len(source), self.dim, rotate, translate, self.seed, PARTS.index(part), reflect)
         return Batches(source, functools.partial(_moved, self.mover, motions))
 
 
-class GeneratedClouds(PointClouds):
+class GeneratedClouds(GeneratedData, PointClouds):
     """Clouds that the package makes: each is a function of the seed, its part and its number in it.
 
     So the parts have nothing in common, and with a greater ``num_train`` the first clouds stay the same, and those to
     validate and to test do.
-
-    Args:
-        num_train, num_valid, num_test: clouds of each part.
-        **options: of :class:`PointClouds`, such as ``batch_size`` and ``rotate_train``.
     """
-
-    def __init__(self, num_train: int, num_valid: int, num_test: int, **options: Any) -> None:
-        super().__init__(limits=None, **options)
-        self.sizes = {"train": num_train, "valid": num_valid, "test": num_test}
-        at_least(1, num_train=num_train, num_valid=num_valid, num_test=num_test)
-
-    @abstractmethod
-    def _make(self, part: str) -> Source:
-        """The clouds of a part."""
-
-    def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
-        return {part: self._make(part) for part in parts}
 
     def _in_blocks(
         self, part: str, make: Callable[[int, np.random.Generator], tuple[npt.NDArray[Any], ...]]
@@ -347,7 +338,7 @@ class GeneratedClouds(PointClouds):
         """Arrays of one entry a cloud of ``part``, made by ``make`` in blocks with random numbers of their own."""
         count = self.sizes[part]
         blocks = [
-            make(_BLOCK, np.random.default_rng((self.seed, _PART_NUMBER[part], block)))
+            make(_BLOCK, np.random.default_rng((self.seed, PARTS.index(part), block)))
             for block in range(-(-count // _BLOCK))
         ]
         return tuple(np.concatenate(arrays)[:count] for arrays in zip(*blocks, strict=True))

@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from escnn_attention.training.data.base import Batches, Draw, at_least, integers, one_of
+from escnn_attention.training.data.base import Batches, Draw, Source, integers, one_of
 from escnn_attention.training.data.clouds.base import (
     Clouds,
     GeneratedClouds,
-    Source,
     as_clouds,
     move_trajectories,
 )
@@ -187,12 +186,11 @@ class ChargedParticles(GeneratedClouds):
         **options: Any,
     ) -> None:
         super().__init__(num_train, num_valid, num_test, **options)
-        integers(num_bodies=num_bodies, start_frame=start_frame, end_frame=end_frame)
-        at_least(2, num_bodies=num_bodies)
+        integers(2, num_bodies=num_bodies)
+        integers(0, start_frame=start_frame, end_frame=end_frame)
         one_of((False, True), conjugate_train=conjugate_train)
         one_of((False, True), reverse_train=reverse_train)
         one_of(("charges", None), edge_features=edge_features)
-        at_least(0, start_frame=start_frame)
         if end_frame <= start_frame:
             raise UserError(f"end_frame must be after start_frame, got {end_frame} for {start_frame}")
         self.num_bodies = num_bodies

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from escnn_attention.training.data.base import Source
 from escnn_attention.training.data.clouds.base import (
     CloudsInMemory,
     PublishedClouds,
-    Source,
     move,
 )
 from escnn_attention.training.data.clouds.orientation import in_frame_of_positions

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from escnn_attention.training.data.base import at_least, one_of
-from escnn_attention.training.data.clouds.base import CloudsInMemory, GeneratedClouds, PublishedClouds, Source
+from escnn_attention.training.data.base import Source, at_least, integers, one_of
+from escnn_attention.training.data.clouds.base import CloudsInMemory, GeneratedClouds, PublishedClouds
 from escnn_attention.training.data.files import Published, check_labels, download, readable
 from escnn_attention.training.errors import UserError
 
@@ -226,7 +226,7 @@ class SampledSolids(GeneratedClouds):
         **options: Any,
     ) -> None:
         super().__init__(num_train, num_valid, num_test, **options)
-        at_least(2, num_points=num_points)
+        integers(2, num_points=num_points)
         at_least(0, noise=noise)
         self.num_points = num_points
         self.noise = noise
@@ -287,7 +287,7 @@ class ModelNet40(PublishedClouds):
     ) -> None:
         super().__init__(folder, **options)
         one_of((10, 40), categories=categories)
-        at_least(2, num_points=num_points)
+        integers(2, num_points=num_points)
         if num_points > _POINTS:
             raise UserError(f"num_points must be at most {_POINTS}, got {num_points}")
         self.num_points = num_points

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from escnn_attention.training.data.base import at_least, one_of
+from escnn_attention.training.data.base import integers, one_of
 from escnn_attention.training.data.clouds.base import (
     CloudsInMemory,
     GeneratedClouds,
@@ -190,9 +190,9 @@ class Springs(GeneratedClouds):
         one_of((2, 3), dimensions=dimensions)
         self.dim = dimensions
         super().__init__(num_train, num_valid, num_test, **options)
-        at_least(2, frames=frames, num_bodies=num_bodies)
+        integers(2, frames=frames, num_bodies=num_bodies)
         self.frames = {"train": frames, "valid": frames, "test": frames if test_frames is None else test_frames}
-        at_least(2, test_frames=self.frames["test"])
+        integers(2, test_frames=self.frames["test"])
         for name, count in (("frames", frames), ("test_frames", self.frames["test"])):
             if count > NUM_FRAMES:
                 raise UserError(f"{name} must be at most {NUM_FRAMES}, got {count}")

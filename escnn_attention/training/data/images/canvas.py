@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from escnn_attention.training.data.base import at_least, integers, one_of
+from escnn_attention.training.data.base import PARTS, integers, one_of
 from escnn_attention.training.data.images.base import ImagesInMemory, PublishedImages, rotate_images
 from escnn_attention.training.data.images.digits import SIZE, Digits
 from escnn_attention.training.data.images.mnist import MNIST
@@ -21,7 +21,6 @@ from escnn_attention.training.errors import UserError
 DigitSource = Literal["digits", "mnist", "rotmnist"]
 
 _CROP = 3  # off each side of MNIST's images: 1 % of the ink is there
-_PARTS = ("train", "valid", "test")
 _TRIALS = 200  # to place all digits of a canvas
 
 
@@ -84,14 +83,13 @@ class DigitCanvas(PublishedImages):
         super().__init__(**options)
         one_of(get_args(DigitSource), source=source)
         counts = {"num_train": num_train, "num_valid": num_valid, "num_test": num_test, "digits": digits}
-        integers(size=size, digit_size=digit_size, canvas_seed=canvas_seed, **counts)
-        at_least(1, **counts)
-        at_least(0, canvas_seed=canvas_seed)
-        at_least(SIZE, digit_size=digit_size)
+        integers(1, size=size, **counts)
+        integers(0, canvas_seed=canvas_seed)
+        integers(SIZE, digit_size=digit_size)
         if self.rotate_train:
             raise UserError("rotate_train: got a rotation of the images alone, needed 0: classes of pixels stay")
         self.source_name, self.size, self.digits, self.digit_size = source, size, digits, digit_size
-        self.numbers = dict(zip(_PARTS, (num_train, num_valid, num_test), strict=True))
+        self.numbers = dict(zip(PARTS, (num_train, num_valid, num_test), strict=True))
         self.rotate_test, self.canvas_seed = rotate_test, canvas_seed
         self.digit_data = self._data_of_digits(options.get("folder"), self.download)
         if digit_size > self.digit_data.size:
@@ -125,7 +123,7 @@ class DigitCanvas(PublishedImages):
 
     def _canvases(self, part: str, source: ImagesInMemory) -> ImagesInMemory:
         """The canvases of a part, with the class of every pixel."""
-        generator = np.random.default_rng((self.canvas_seed, _PARTS.index(part)))
+        generator = np.random.default_rng((self.canvas_seed, PARTS.index(part)))
         number, side, white = self.numbers[part], self.digit_size, self.digit_data.white
         crop = 0 if self.source_name == "digits" else _CROP
         images = torch.zeros(number, 1, self.size, self.size, dtype=torch.uint8)
