@@ -37,11 +37,15 @@ ARGUMENTS = {"compare", "test", "test-numpy2"}  # tasks that take some
 
 
 class Environment:
-    """A virtual environment of the project: its folder, and whether it has lie_learn, which needs NumPy 1."""
+    """A virtual environment of the project: its folder, and whether it has lie_learn, which needs NumPy 1.
 
-    def __init__(self, name: str, lie_learn: bool):
+    With a ``base``, all but lie_learn and NumPy is that of another environment: PyTorch is gigabytes.
+    """
+
+    def __init__(self, name: str, lie_learn: bool, base: "Environment | None" = None):
         self.folder = ROOT / name
         self.lie_learn = lie_learn
+        self.base = base
         self.constraints = ["constraints.txt", f"constraints-numpy{1 if lie_learn else 2}.txt"]
         self.bin = self.folder / ("Scripts" if os.name == "nt" else "bin")
         self.python = self.bin / ("python.exe" if os.name == "nt" else "python")
@@ -51,7 +55,7 @@ class Environment:
     def of(cls, task: str):
         """The environment that a task runs in."""
         if task == "test-numpy2":
-            return cls(".venv-numpy2", lie_learn=False)
+            return cls(".venv-numpy2", lie_learn=False, base=cls.of("test"))
         wheels = sys.platform == "linux" and platform.machine() == "x86_64" and sys.version_info < (3, 13)
         return cls(".venv", lie_learn=wheels)
 
@@ -68,7 +72,7 @@ class Environment:
         return hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()
 
     def make(self) -> None:
-        """Make a new, empty environment, in place of an old one made here."""
+        """Make a new environment, empty or with links to what its base has, in place of an old one made here."""
         if self.folder.exists() and any(self.folder.iterdir()) and not self.stamp.exists():
             sys.exit(
                 f"bootstrap: {self.folder} is there, but was not made by bootstrap.py: please delete it or move it away"
@@ -82,9 +86,13 @@ class Environment:
             elif entry != self.stamp:
                 entry.unlink()
         try:
-            venv.create(self.folder, symlinks=os.name != "nt", with_pip=True)
+            venv.create(self.folder, symlinks=os.name != "nt", with_pip=self.base is None)
         except subprocess.CalledProcessError as error:
             sys.exit(f"bootstrap: {error}\nThis Python lacks venv or pip (on Debian and Ubuntu: install python3-venv)")
+        if self.base is not None:  # pip replaces files and never writes to them, so that environments can share some
+            theirs, ours = (next(folder.glob("[Ll]ib/**/site-packages")) for folder in (self.base.folder, self.folder))
+            without = shutil.ignore_patterns("lie_learn*")
+            shutil.copytree(theirs, ours, symlinks=True, ignore=without, copy_function=os.link, dirs_exist_ok=True)
 
     def pip_install(self, what: str, *arguments: str) -> None:
         """Install by pip: with its progress on a terminal, else only with its warnings and errors."""
@@ -130,26 +138,34 @@ def locked():
 
 def set_up(environment: Environment, extras: set[str]) -> None:
     """Bring an environment to hold the project with ``extras`` and escnn; do nothing where it does already."""
+    if environment.base is not None:
+        set_up(environment.base, extras)
     identity = {"python": "{}.{}".format(*sys.version_info), "path": str(environment.folder)}
     digest = environment.digest()
     stamp = environment.read_stamp()
-    if not environment.python.exists() or {key: stamp.get(key) for key in identity} != identity:
-        environment.make()
+    new = not environment.python.exists() or {key: stamp.get(key) for key in identity} != identity
+    if new:
         stamp = {}
     # As build backends write it: not all versions of pip know that it is the same with an underscore.
     extras = extras.union(stamp.get("extras", []), {"lie-learn"} if environment.lie_learn else ())
     wanted = {**identity, "inputs": digest, "extras": sorted(extras)}
     if stamp == wanted:
         return
+    if new or environment.base is not None:
+        environment.make()
+        stamp = {}
     # A set-up that is killed leaves this empty stamp, and the next one starts afresh.
     environment.stamp.write_text("{}")
     try:
-        names = ",".join(sorted(extras))
-        environment.pip_install(
-            f"the project with [{names}]; of what is new, PyTorch is the largest", "-e", f".[{names}]"
-        )
-        # Not as a requirement: pip would build escnn's py3nj, which it can do without, from Fortran source.
-        environment.pip_install("escnn", "--no-deps", "escnn")
+        if environment.base is not None:
+            environment.pip_install("NumPy 2", "--no-deps", "numpy")
+        else:
+            names = ",".join(sorted(extras))
+            environment.pip_install(
+                f"the project with [{names}]; of what is new, PyTorch is the largest", "-e", f".[{names}]"
+            )
+            # Not as a requirement: pip would build escnn's py3nj, which it can do without, from Fortran source.
+            environment.pip_install("escnn", "--no-deps", "escnn")
     except subprocess.CalledProcessError as error:
         if error.returncode > 0:  # pip gave up in good order: what was there before still holds
             environment.stamp.write_text(json.dumps(stamp))

@@ -8,8 +8,9 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--seed``."""
+    """Add ``--seed`` and ``--one-in``."""
     parser.addoption("--seed", type=int, help="draw the examples of this number, not those of the commit")
+    parser.addoption("--one-in", type=int, default=1, help="of each file, draw one test in so many")
 
 
 def pytest_configure(config: pytest.Config) -> None:

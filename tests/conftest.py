@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from tests.sampling import mark_undrawn, seed_of_the_commit
+from tests.sampling import mark_undrawn, one_in, seed_of_the_commit
 
 if TYPE_CHECKING:
     from tests.fresh_python import FreshPython
@@ -170,9 +170,9 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)  # as libraries that look for leaks at exit expect
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest picks by markers
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draw from the sweeps, and leave out what needs a C++ compiler where there is none."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before and after pytest picks by markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Draw from the sweeps, leave out what needs a C++ compiler where there is none, and draw of what is left."""
     mark_undrawn(items, config.option.hypothesis_seed, draw=config.option.markexpr != "exhaustive")
     import torch
 
@@ -184,3 +184,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if reason and getattr(item, "callspec", None) and item.callspec.params.get("backend") == "native":
             item.add_marker(pytest.mark.skip(reason=reason))
+    yield
+    if config.option.one_in > 1:
+        drawn = one_in(config.option.one_in, items, config.option.hypothesis_seed)
+        config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i not in drawn])
+        items[:] = [items[i] for i in sorted(drawn)]

@@ -85,6 +85,18 @@ def mark_undrawn(items: Iterable[pytest.Item], seed: int, *, draw: bool) -> None
             combinations[i].add_marker(pytest.mark.exhaustive)
 
 
+def one_in(number: int, items: Sequence[pytest.Item], seed: int) -> set[int]:
+    """The places of one in so many tests of each file, drawn with as many cases of each test as of any other."""
+    files: dict[str, list[int]] = {}
+    for i, item in enumerate(items):
+        files.setdefault(item.nodeid.split("::")[0], []).append(i)
+    return {
+        places[i]
+        for file, places in files.items()
+        for i in take_turns([_name(items[j]) for j in places], (seed, file), -(-len(places) // number))
+    }
+
+
 def take_turns(names: Sequence[str], seed: object, most: int) -> list[int]:
     """So many drawn at random, as many of each name as of any other while there are.
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.sampling import cover, mark_undrawn, seed_of_the_commit, take_turns
+from tests.sampling import cover, mark_undrawn, one_in, seed_of_the_commit, take_turns
 
 SAMPLED = pytest.mark.sampled.mark
 CASES = [set(zip("abc", values, strict=True)) for values in itertools.product(range(5), range(3), range(2))]
@@ -137,3 +137,14 @@ def test_the_same_commit_draws_the_same_and_the_next_one_anew(tmp_path):
     first = commit()
     assert seed_of_the_commit(tmp_path) == first
     assert len({without, first, commit()}) == 3
+
+
+def test_one_in_so_many_of_each_file():
+    items = [Combination(f"tests/{file}.py::test_{test}", i) for file in "ab" for test in "xyz" for i in range(8)]
+    for number, count in {1: 24, 4: 6, 5: 5, 1000: 1}.items():
+        drawn = Counter(items[i].nodeid.split("[")[0] for i in one_in(number, items, 0))
+        for file in "ab":
+            of_file = [drawn[f"tests/{file}.py::test_{test}"] for test in "xyz"]
+            assert sum(of_file) == count
+            assert max(of_file) - min(of_file) <= 1
+    assert set().union(*(one_in(12, items, seed) for seed in range(100))) == {*range(48)}
