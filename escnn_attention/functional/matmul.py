@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.exporting.mode import in_packages
+from escnn_attention.functional import launch
 from escnn_attention.functional.autograd import needs_operators
 
 # Rows that fill no vector register are slow to make.
@@ -506,8 +507,22 @@ def add_columns(of_poses: Tensor, back: Tensor) -> Tensor:
         True
     """
     several = len(of_poses) > 1
+    if of_poses.device.type in launch.DEVICES and launch.replaces(of_poses):
+        return _added_by_kernel(of_poses if several else of_poses.transpose(1, 2), back)
     places = (back.unsqueeze(1) if several else back).expand_as(of_poses)
     return of_poses.gather(-1, places).sum(1 if several else 2).flatten(0, 1)
+
+
+def _added_by_kernel(of_poses: Tensor, back: Tensor) -> Tensor:
+    groups, poses, fields, columns = of_poses.shape
+    of_poses = of_poses if of_poses.stride(-1) == 1 else of_poses.contiguous()
+    out = of_poses.new_empty(groups * fields, columns)
+    grid = (-(-len(out) // 4), -(-columns // 64))
+    with launch.on_device(out.device):
+        launch.kernels("columns_kernels").add_columns[grid](
+            *(of_poses, back, out, len(out), columns, fields, poses, *of_poses.stride()[:3]), BR=4, BC=64
+        )
+    return out
 
 
 class _GatherColumns(torch.autograd.Function):

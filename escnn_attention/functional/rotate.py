@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional.autograd import Operator, Passes, needs_operators
-from escnn_attention.functional.launch import kernels, on_device, power_of_two, why_not_run
+from escnn_attention.functional.launch import has_kernels, kernels, on_device, power_of_two
 
 _PROGRAMS, _LEAST = 512, 8
 """How many programs of the backward pass there are for few angles, and how many vectors each rotates at least."""
@@ -55,11 +55,6 @@ def attach_waves(
     return _compute(_Arguments(x, angle, amplitudes, pose, True, max(width, x.shape[-1] + 2 * angle.shape[-1])))
 
 
-def has_kernel(x: Tensor) -> bool:
-    """Whether one kernel rotates on the device of a tensor. An interpreter would take far longer than PyTorch."""
-    return x.is_cuda and why_not_run("cuda") is None
-
-
 class _Arguments(NamedTuple):
     """Vectors, and angles of their pairs: six axes each in kernels, the first five of which broadcast.
 
@@ -95,7 +90,7 @@ class _Arguments(NamedTuple):
 
 def _compute(call: _Arguments) -> Tensor:
     tensors = call[:4]
-    if needs_operators(*tensors) or not has_kernel(call.x):
+    if needs_operators(*tensors) or not has_kernels(call.x.device):
         return _plainly(call)
     # Gradients of angles of more than three axes on each side: those of attention.
     if any(t is not None and (t.dim() != 6 or t.stride(-1) != 1) for t in (call.x, call.amplitudes, call.pose)):

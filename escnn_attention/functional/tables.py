@@ -9,13 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional.autograd import Operator, Passes, needs_operators
-from escnn_attention.functional.launch import kernels, on_device, power_of_two, why_not_run
+from escnn_attention.functional.launch import has_kernels, kernels, on_device, power_of_two
 
 MOST = 2**17
 """The most numbers of a table that the kernels make: of the gradients of a hidden unit one program sums all."""
-
-DEVICES = frozenset({"cuda"})
-"""Where kernels take the place of PyTorch's operations. An interpreter on the CPU would take far longer than these."""
 
 _ROWS, _TILE = 64, 2**12
 
@@ -35,9 +32,8 @@ def network_table(offsets: Tensor, layer: Tensor, shift: Tensor, readout: Tensor
         tensor(0.)
     """
     call = _Arguments(layer, shift, readout, offsets)
-    alike, device = all(t.dtype == offsets.dtype for t in call), offsets.device.type
-    runs = device in DEVICES and why_not_run(device) is None
-    if needs_operators(*call) or not runs or offsets.requires_grad or not alike:
+    alike = all(t.dtype == offsets.dtype for t in call)
+    if needs_operators(*call) or not has_kernels(offsets.device) or offsets.requires_grad or not alike:
         return _plainly(call)
     small = len(offsets) > 0 and len(offsets) * readout[..., 0].numel() <= MOST
     return _operator(_Arguments(*(t.contiguous() for t in call))) if small else _plainly(call)

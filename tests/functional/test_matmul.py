@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from escnn_attention.functional import launch
 from escnn_attention.functional import matmul as module
 from escnn_attention.functional.matmul import (
     Columns,
@@ -197,6 +198,44 @@ def test_columns(groups):
         assert torch.equal(gather_columns(weight, seen), found)
     (weighted,) = torch.autograd.grad((found * (other := drawn(*found.shape))).sum(), weight)
     torch.testing.assert_close(add_columns(other, seen.back), weighted)
+
+
+@GROUPS
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-15), (torch.float32, 1e-6), (torch.bfloat16, 1e-2)]
+)
+def test_a_kernel_adds_columns(monkeypatch, groups, dtype, tolerance):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+    seen = Columns.of(torch.stack([torch.randperm(70) for _ in range(4)]), groups)
+    with torch.no_grad():
+        of_poses = torch.randn_like(gather_columns(torch.randn(6, 70), seen)).to(dtype)
+        found = add_columns(of_poses, seen.back)
+    monkeypatch.undo()
+    assert found.dtype == dtype
+    exact = add_columns(of_poses.double(), seen.back)
+    assert (found.double() - exact).abs().max() <= tolerance * exact.abs().max()
+
+
+_COMPILE = """
+import sys
+sys.modules["escnn"] = None  # importing it takes longer than a kernel
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from escnn_attention.functional.columns_kernels import add_columns as kernel
+
+constants = {"BR": 4, "BC": 64}
+for numbers, chip in [("bf16", 80), ("fp32", 90), ("fp64", 80)]:
+    types = dict.fromkeys(constants, "constexpr") | {"x": "*" + numbers, "back": "*i64", "out": "*" + numbers}
+    signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+    print(len(compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", chip, 32)).asm["cubin"]) > 0)
+"""
+
+
+def test_kernels_compile_for_a_gpu(compiled):
+    assert compiled(_COMPILE).split() == ["True"] * 3
 
 
 @GROUPS

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from escnn_attention.functional import tables
+from escnn_attention.functional import launch, tables
 from escnn_attention.functional.tables import network_table
 from tests.functional.cuda import needs_cuda
 
@@ -38,7 +38,7 @@ def test_the_table_is_that_of_the_network(monkeypatch, interpreted, shape):
     if interpreted:
         pytest.importorskip("triton")
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-        monkeypatch.setattr(tables, "DEVICES", {"cpu"})
+        monkeypatch.setattr(launch, "DEVICES", {"cpu"})
         monkeypatch.setattr(tables, "_plainly", None)
     compare("cpu", torch.float64, shape, 1e-12)
 
@@ -55,7 +55,7 @@ def test_tables_on_cuda(shape, dtype, tolerance):
 @pytest.mark.parametrize("change", ["large", "gradients of offsets", "transforms"])
 def test_other_calls_are_operations_of_pytorch(monkeypatch, change):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(tables, "DEVICES", {"cpu"})
+    monkeypatch.setattr(launch, "DEVICES", {"cpu"})
     monkeypatch.setattr(tables, "_operator", None)
     offsets, *weights = torch.randn(5, 2), torch.randn(3, 2), torch.randn(3), torch.randn(2, 4, 3)
     expected = network(offsets, *weights)
