@@ -319,3 +319,25 @@ def backward_keys(
                 grad_values += tl.sum(tl.sum(dropped, axis=1)[:, None, :] * grads, axis=0)[None]
     _store_vectors(grad_k, p, n, here, grad_keys, num_positions, C, CP)
     _store_vectors(grad_v, p, n, here, grad_values, num_positions, C, CP)
+
+
+@triton.jit
+def sum_tables(
+    x, spatial, pose, images, numbers, heads, spatial_heads, pose_heads, L, P, C,
+    FACTOR: tl.constexpr, BI: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """The sums of tables ``(heads, images, H, L + P, C)`` over images, and over heads where there is one for all."""
+    e, m, i = tl.program_id(0) * BE + tl.arange(0, BE), tl.program_id(1), tl.arange(0, BI)[:, None]
+    h, k, c = e // (C * (L + P)), e // C % (L + P), e % C
+    made = tl.where(k < L, spatial_heads, pose_heads)
+    here = (e < numbers) & (m < made)
+    count = tl.where(here, heads // made * images, 0)
+    x += (m * count).to(tl.int64) * numbers + e
+    total = tl.zeros((BI, BE), tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32)
+    for first in range(0, tl.max(count, axis=0), BI):
+        rows = first + i
+        total += tl.load(x + rows.to(tl.int64) * numbers, mask=rows < count, other=0.0).to(total.dtype)
+    found = tl.sum(total, axis=0) * FACTOR
+    at = m * (numbers // (L + P)) + h * C
+    tl.store(spatial + at * L + k * C + c, found.to(spatial.dtype.element_ty), mask=here & (k < L))
+    tl.store(pose + at * P + (k - L) * C + c, found.to(pose.dtype.element_ty), mask=here & (k >= L))

@@ -25,7 +25,14 @@ _LN2 = tl.constexpr(0.6931471805599453)
 _VECTORS = ["q", "k", "v", "out", "grad", "grad_q", "grad_k", "grad_v"]
 
 # These vary from call to call.
-_SIZES = ["first", "total", "batch", *(f"{name}_{stride}" for name in _VECTORS for stride in ("head", "image"))]
+_SIZES = [
+    "first",
+    "total",
+    "batch",
+    "table_head",
+    "pose_head",
+    *(f"{name}_{stride}" for name in _VECTORS for stride in ("head", "image")),
+]
 
 # Knowing that memory is aligned, Triton would give a thread neighbouring positions for some accesses, and exchange them
 # between threads in every round.
@@ -121,14 +128,14 @@ def _drop(x, seed, n, key, h, image, RATE: tl.constexpr):
 def _know_poses(known, queries, pose, C: tl.constexpr, P: tl.constexpr, N: tl.constexpr):
     """Write the products of queries with the table of poses. Threads without a position write what another writes."""
     for p in range(P):
-        tl.store(known + p * N, dot(queries, _vector(pose + p, C, P)))
+        tl.store(known + p * N, dot(queries, _vector(pose + p * C, C, 1)))
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_MEMORY)
 def forward(
-    q, k, v, table, pose, steps, seed,  # vectors; (M, H, C, L), (M, H, C, P), (L, 4), (1,)
+    q, k, v, table, pose, steps, seed,  # vectors; (M or 1, H, L, C), (M or 1, H, P, C), (L, 4), (1,)
     out, known, sums,  # filled: vectors, (images, H, P, N), (M · B, H, N)
-    q_head, q_image, k_head, k_image, v_head, v_image, out_head, out_image,  # strides
+    q_head, q_image, k_head, k_image, v_head, v_image, out_head, out_image, table_head, pose_head,  # strides
     first, total, batch,  # the first image, how many positions all images have, how many images a head
     n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr,
     N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
@@ -140,8 +147,8 @@ def forward(
     h0, h = tl.program_id(1) * R, tl.arange(0, R)[:, None, None]
     queries = _vector(q + _lanes(m * q_head + b * q_image + h0 * (C * N), n, BN) + h * (C * N), C, N)
     queries = scaled(queries, SCALE)
-    table += _lanes(m * (H * C * L), n * 0 + h0 * (C * L), BN) + h * (C * L)
-    pose += _lanes(m * (H * C * P), n * 0 + h0 * (C * P), BN) + h * (C * P)
+    table += _lanes(m * table_head, n * 0 + h0 * (C * L), BN) + h * (C * L)
+    pose += _lanes(m * pose_head, n * 0 + h0 * (C * P), BN) + h * (C * P)
     known += _lanes((image * H + h0) * (P * N), n, BN) + h * (P * N)
     if POSE:
         _know_poses(known, queries, pose, C, P, N)
@@ -152,7 +159,7 @@ def forward(
         other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
         bias = tl.where(seen, 0.0, -float("inf"))[None, None, :].to(norm.dtype)
         if SPATIAL:
-            bias += dot(queries, _vector(table + o, C, L))
+            bias += dot(queries, _vector(table + o * C, C, 1))
         keys = k + _lanes(m * k_head + b * k_image, other, BN)
         values = v + _lanes(m * v_head + b * v_image, other, BN)
         for first_p in range(0, P, PU):
@@ -184,7 +191,8 @@ def backward_queries(
     q, k, v, table, pose, steps, seed, out, sums, grad,  # as in the forward pass; grad as out
     grad_q, known, means, change,  # filled: vectors, as in the forward pass, as sums, (images, H, K, N)
     q_head, q_image, k_head, k_image, v_head, v_image,
-    out_head, out_image, grad_head, grad_image, grad_q_head, grad_q_image, first, total, batch,
+    out_head, out_image, grad_head, grad_image, grad_q_head, grad_q_image, table_head, pose_head,
+    first, total, batch,
     n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr,
     N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
     L: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
@@ -202,8 +210,8 @@ def backward_queries(
     queries = scaled(queries, SCALE)
     grads = _vector(grad + _lanes(m * grad_head + b * grad_image + h0 * (C * N), n, BN) + h * (C * N), C, N)
     out += _lanes(m * out_head + b * out_image + h0 * (C * N), n, BN) + h * (C * N)
-    table += _lanes(m * (H * C * L), n * 0 + h0 * (C * L), BN) + h * (C * L)
-    pose += _lanes(m * (H * C * P), n * 0 + h0 * (C * P), BN) + h * (C * P)
+    table += _lanes(m * table_head, n * 0 + h0 * (C * L), BN) + h * (C * L)
+    pose += _lanes(m * pose_head, n * 0 + h0 * (C * P), BN) + h * (C * P)
     known += _lanes((image * H + h0) * (P * N), n, BN) + h * (P * N)
     change += _lanes((image * H + h0) * (K * N), n, BN) + h * (K * N)
     pairs = _lanes(((first + image) * H + h0) * N, n, BN) + h * N
@@ -219,7 +227,7 @@ def backward_queries(
         other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
         bias = tl.where(seen, 0.0, -float("inf"))[None, None, :].to(mean.dtype)
         if SPATIAL:
-            bias += dot(queries, _vector(table + o, C, L))
+            bias += dot(queries, _vector(table + o * C, C, 1))
         keys = k + _lanes(m * k_head + b * k_image, other, BN)
         values = v + _lanes(m * v_head + b * v_image, other, BN)
         of_offset = tl.zeros_like(mean)
@@ -239,11 +247,11 @@ def backward_queries(
             grad_queries = add(grad_queries, of_score, key)
         if SPATIAL:
             tl.store(change + o * N, of_offset, mask=mine)
-            grad_queries = add(grad_queries, of_offset, _vector(table + o, C, L))
+            grad_queries = add(grad_queries, of_offset, _vector(table + o * C, C, 1))
     if POSE:
         for p in range(P):
             of_pose = tl.load(change + (K - P + p) * N)
-            grad_queries = add(grad_queries, of_pose, _vector(pose + p, C, P))
+            grad_queries = add(grad_queries, of_pose, _vector(pose + p * C, C, 1))
     grad_q += _lanes(m * grad_q_head + b * grad_q_image + h0 * (C * N), n, BN) + h * (C * N)
     _store(grad_q, grad_queries, _LN2 * SCALE, here, C, N)
 
@@ -253,7 +261,7 @@ def backward_keys(
     q, k, v, table, steps, seed, known, sums, means, grad,  # known as it was written by the queries
     grad_k, grad_v,  # filled
     q_head, q_image, k_head, k_image, v_head, v_image,
-    grad_head, grad_image, grad_k_head, grad_k_image, grad_v_head, grad_v_image,
+    grad_head, grad_image, grad_k_head, grad_k_image, grad_v_head, grad_v_image, table_head,
     first, total, batch,
     n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr,
     N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
@@ -266,7 +274,7 @@ def backward_keys(
     at = p0 * (C * N) + n
     keys = _vector(k + _lanes(m * k_head + b * k_image, at, BN) + p * (C * N), C, N)
     values = _vector(v + _lanes(m * v_head + b * v_image, at, BN) + p * (C * N), C, N)
-    table += _lanes(m * (H * C * L), n * 0, BN)
+    table += _lanes(m * table_head, n * 0, BN)
     grad_keys, grad_values = _zeros(keys, R, BN), _zeros(keys, R, BN)
     for o in range(L):
         other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, -1)
@@ -280,7 +288,7 @@ def backward_keys(
             of_output = _vector(grads + h * (C * N), C, N)
             bias = of_unseen
             if SPATIAL:
-                bias += dot(query, _vector(table + h * (C * L) + o, C, L))
+                bias += dot(query, _vector(table + (h * L + o) * C, C, 1))
             score = dot(query, keys) + bias
             if POSE:
                 score += tl.load(poses + h * (P * N))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional.grid.kernel import Arguments, steps_of
-from escnn_attention.functional.launch import kernels
+from escnn_attention.functional.launch import kernels, on_device
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
 
@@ -51,21 +51,19 @@ def gradients_of_terms(of_tables: list[Tensor], call: Arguments, factor: float =
         call: the arguments.
         factor: by which they are multiplied.
     """
-    terms = [None if t is None else torch.empty_like(t) for t in call.leaves[3:]]
-    if not of_tables:
-        return terms
-    of_images = torch.cat(of_tables) if len(of_tables) > 1 else of_tables[0]
-    of_heads = of_images.unflatten(0, call.q.shape[:2])
-    of_heads = of_heads.sum([*range(1, of_heads.dim() - 3)])
-    if factor != 1:
-        of_heads *= factor
-    start = 0
-    for term, to in zip((call.spatial, call.pose), terms[:2], strict=True):
-        if term is not None and to is not None:
-            of_term = of_heads[:, :, start : start + term.shape[2]]
-            start += term.shape[2]
-            # Into room that lies in memory as the term does: compilers count on it.
-            to.copy_(of_term.sum(0, keepdim=True) if len(term) < len(of_term) else of_term)
+    terms = [None if t is None else t.new_empty(t.shape) for t in call.leaves[3:]]
+    if of_tables:
+        of_images = torch.cat(of_tables) if len(of_tables) > 1 else of_tables[0]
+        heads = len(call.q)
+        # What there is none of has no rows, and is not written.
+        found = [of_images.new_empty(heads, 0, 0, 0) if t is None else t for t in terms[:2]]
+        sizes = [*map(len, found), *(t.shape[2] for t in found), call.q.shape[-1]]
+        numbers = call.num_poses * rows_of_tables(call) * call.q.shape[-1]
+        with on_device(of_images.device):
+            kernels("grid.triton_kernels").sum_tables[-(-numbers // 128), heads](
+                *(of_images, *found, of_images.numel() // (heads * numbers), numbers, heads, *sizes),
+                **{"FACTOR": factor, "BI": 8, "BE": 128},
+            )
     return terms
 
 

@@ -104,10 +104,9 @@ def room_for_outputs(call: Arguments) -> Tensor:
 
 
 def _tables(call: Arguments) -> dict[str, Tensor | None]:
-    """The tables of offsets and of poses, of every head, each as rows of a channel."""
+    """The tables of offsets and of poses, of every head or of all."""
     terms = {"table": call.spatial, "pose": call.pose}
-    heads = len(call.q)
-    return {n: None if t is None else t.mT.expand(heads, -1, -1, -1).contiguous() for n, t in terms.items()}
+    return {n: None if t is None else t.contiguous() for n, t in terms.items()}
 
 
 def _chunks(call: Arguments) -> Iterator[slice]:
@@ -153,6 +152,9 @@ def _launch(name: str, call: Arguments, rows: slice, tensors: dict[str, Tensor |
     for vectors, t in tensors.items():
         if t is not None and t.dim() == 5:
             sizes |= {f"{vectors}_head": t.stride(0), f"{vectors}_image": t.stride(1)}
+    for table in ("table", "pose"):
+        t = tensors.get(table)
+        sizes[f"{table}_head"] = 0 if t is None or len(t) == 1 else t.stride(0)
     kernel = getattr(kernels("grid.triton_kernels_own"), name)
     # What there is none of is not read.
     given = {n: call.q if t is None else t for n, t in tensors.items()}
