@@ -6,7 +6,8 @@ layers and images of AttentiveConv, FeatureAttention and PoseAttention; attentio
 PointAttentiveConv. Models run in evaluation mode and keep the mode that they had.
 
 Every function returns a :class:`matplotlib.figure.Figure` (or an animation of one) without any ``pyplot`` state: save
-it with ``figure.savefig("name.png")``, or let a notebook show it. Importing this module does not import matplotlib.
+it with ``figure.savefig("name.png")``, or let a notebook show it. Importing this module does not import matplotlib,
+without which the functions raise an ImportError.
 """
 
 from escnn_attention.plotting._cloud_drawing import CloudStyle

@@ -25,11 +25,7 @@ SMALL_PRINT = "#444444"
 
 
 def figure_class() -> type[Figure]:
-    """Matplotlib's figure, which belongs to no ``pyplot``.
-
-    Raises:
-        ImportError: matplotlib is missing.
-    """
+    """Matplotlib's figure, which belongs to no ``pyplot``; without matplotlib an ImportError names the extra."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -90,7 +90,6 @@ def plot_attention_maps(
         The figure. Where a :class:`Crop` in front of the layer removes margins, the maps cover the middle of the image.
 
     Raises:
-        ImportError: matplotlib is missing.
         TypeError: ``model`` is not a module, ``x`` no tensor, or a head, pose, position or element is of another type.
         ValueError: ``x`` is not one planar image, there is no such layer, head, pose, position or element, an element
             does not map the grid onto itself, or the model does not call the layer, or was exported and has no group.

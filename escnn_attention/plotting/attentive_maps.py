@@ -79,7 +79,6 @@ def plot_attentive_maps(
         that they are of; their grid is taken to be about the centre, as it is in exact networks.
 
     Raises:
-        ImportError: matplotlib is missing.
         TypeError: ``model`` is not a module, ``x`` no tensor, or a layer, element or field is of another type.
         ValueError: ``x`` is not one planar image, there is no such layer, element or field, the model does not call the
             layer, or both elements and angles are given, or angles for what is not square and scalar.
@@ -242,11 +241,8 @@ def plot_attentive_layers(
         layers: the layers, each by its name in the model, itself, or a block that contains it; by default all.
         x, model, elements, angles, background, title: as in :func:`plot_attentive_maps`.
 
-    Returns:
-        The figure.
-
     Raises:
-        ImportError, TypeError, ValueError: as :func:`plot_attentive_maps`.
+        TypeError, ValueError: as :func:`plot_attentive_maps`.
 
     Example:
         >>> import torch
@@ -379,11 +375,8 @@ def plot_attended_images(
         elements: the elements that transform the images; by default those that map the grid onto itself, at most four.
         model, layer, angles, back, background, title: as in :func:`plot_attentive_maps`.
 
-    Returns:
-        The figure.
-
     Raises:
-        ImportError, TypeError, ValueError: as :func:`plot_attentive_maps`; there are no images.
+        TypeError, ValueError: as :func:`plot_attentive_maps`; there are no images.
 
     Example:
         >>> import torch

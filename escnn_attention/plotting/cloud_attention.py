@@ -79,7 +79,6 @@ def plot_cloud_attention(
         ``normalization="count"``.
 
     Raises:
-        ImportError: matplotlib is missing.
         TypeError: ``model`` is not a module, ``x`` no GeometricTensor, or another argument is of another type.
         ValueError: ``x`` is no cloud over the gspace of the layers, there is no such layer, point, pose, head or
             element, labels are not one a point, the model does not call a layer, or calls it with other points.

@@ -66,11 +66,7 @@ def plot_encoding(
         pose_table: whether to draw the table over the poses of the keys, where the layer has one.
         title: above the figure.
 
-    Returns:
-        The figure.
-
     Raises:
-        ImportError: matplotlib is missing.
         TypeError: ``model`` is not a module, ``layer`` neither a module nor a name, or a head, channel, pose or size is
             of another type.
         ValueError: there is no such layer, head, channel or pose, the layer has no encoding of positions or is not one

@@ -50,11 +50,7 @@ def plot_equivariance_error(
             :func:`~escnn_attention.equivariance.angles.equivariance_errors`. Neither these nor ``images`` go with
             errors that were measured before.
 
-    Returns:
-        The figure.
-
     Raises:
-        ImportError: matplotlib is missing.
         TypeError: as :func:`~escnn_attention.equivariance.angles.equivariance_errors` raises.
         ValueError: likewise, and for more than 8 models, nothing to draw, or options of measuring where ``models`` are
             errors.

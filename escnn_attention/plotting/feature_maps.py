@@ -162,11 +162,7 @@ def plot_feature_maps(
         fields: which field of a stage to draw, by the stage's name; by default the one whose poses differ most.
         title: above the figure.
 
-    Returns:
-        The figure.
-
     Raises:
-        ImportError: matplotlib is missing.
         TypeError: ``stages`` is neither a model nor a mapping to functions, ``x`` not a tensor (of fields, for a
             mapping), or an element or a field is of another type.
         ValueError: ``x`` is not one planar image, there is nothing to show, an element is of another group, a stage
@@ -269,9 +265,8 @@ def animate_feature_maps(
     rotation keeps on the grid. (:func:`plot_equivariance_error` measures this without interpolating the input.)
 
     Args:
-        x: one square image, (1, C, S, S), scalar fields or a plain tensor. It is rotated by cubic interpolation,
+        x, model: as in :func:`plot_feature_maps`; the image is square. It is rotated by cubic interpolation,
             without leaving the range of its values, and by multiples of 90° exactly.
-        model: a layer, or any module; called in evaluation mode.
         layer: the module whose regular fields are shown, by its name in the model; by default the first attention
             layer, or, where there is none, the last module that gives regular fields.
         angles: degrees, one for each image of the animation; by default 48 for one full rotation.
@@ -285,10 +280,7 @@ def animate_feature_maps(
         ``animation.to_jshtml()`` is for notebooks. Keep a reference to it until then.
 
     Raises:
-        ImportError: matplotlib is missing.
-        TypeError: ``model`` is not a module, ``x`` no tensor, or ``field`` not an integer.
-        ValueError: ``x`` is not one square image of scalar fields over the plane, no angles, or the layer does not
-            exist, does not give regular fields, or does not have the field; or the model was exported.
+        TypeError, ValueError: as :func:`plot_feature_maps`; the image is not square, or there are no angles.
 
     Example:
         >>> import tempfile
