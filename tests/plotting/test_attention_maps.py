@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 from escnn import gspaces, nn
-from escnn.group import cyclic_group
 
 from escnn_attention import GroupSelfAttention, TransformerBlock
 from escnn_attention.models import EquivariantClassifier, HybridNet
@@ -157,16 +156,11 @@ def test_mistakes_are_named():
     x, lifting, attention = system()
     model = nn.SequentialModule(lifting, attention)
     options = {"positions": [(0, 0)]}
-    with pytest.raises(ValueError, match="one planar image"):
-        plot_attention_maps(x.type(torch.randn(2, 1, 6, 6)), lifting, **options)
     for wrong, error, message in (
         ({"positions": [(1.5, 1)]}, TypeError, r"positions: got \[\(1.5, 1\)\], needed pairs of integers"),
         ({"positions": [(1, 2, 3)]}, TypeError, "positions: .* needed pairs of integers"),
         ({"positions": 3}, TypeError, "positions: got 3, needed pairs of integers"),
         ({"head": 0.5}, TypeError, "head: got 0.5, needed an integer"),
-        ({"elements": [1]}, TypeError, "elements: got 1, needed an element of C4"),
-        ({"elements": [cyclic_group(8).element(2)]}, ValueError, "elements: got an element of C8, needed one of C4"),
-        ({"elements": []}, ValueError, "elements: got none"),
     ):
         with pytest.raises(error, match=message):
             plot_attention_maps(x, lifting, **{**options, **wrong})
@@ -184,31 +178,8 @@ def test_mistakes_are_named():
         plot_attention_maps(x, model, head=2, **options)
     with pytest.raises(ValueError, match="poses: got 4"):
         plot_attention_maps(x, model, poses=[4], **options)
-    with pytest.raises(TypeError, match="model: got str"):
-        plot_attention_maps(x, "model", **options)
-    with pytest.raises(TypeError, match="x: got list"):
-        plot_attention_maps([x], model, **options)
     with pytest.raises(ValueError, match=r"x: .*1 channels"):
         plot_attention_maps(torch.randn(1, 2, 6, 6), model, **options)
     eighth = system(gspaces.rot2dOnR2(8))
     with pytest.raises(ValueError, match="elements"):
         plot_attention_maps(eighth[0], eighth[1], elements=[eighth[0].type.gspace.fibergroup.element(1)], **options)
-
-    class Lazy(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.unused, self.in_type = lifting, x.type
-
-        def forward(self, x):
-            return x
-
-    with pytest.raises(ValueError, match="not call the layer"):
-        plot_attention_maps(x, Lazy(), **options)
-
-
-def test_exported_networks_are_said_to_know_no_group():
-    x, lifting, attention = system()
-    exported = EquivariantClassifier({"0": lifting, "1": attention}, 3).export()
-    for given in (x, x.tensor):
-        with pytest.raises(ValueError, match=r"model: .*network"):
-            plot_attention_maps(given, exported, positions=[(1, 1)])

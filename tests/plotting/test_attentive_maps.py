@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from escnn import gspaces, nn
-from escnn.group import cyclic_group
 
 from escnn_attention import AttentiveConv, Crop, FeatureAttention, GroupSelfAttention, HalvingPool, PoseAttention
 from escnn_attention.models import EquivariantClassifier
@@ -269,9 +268,6 @@ def test_mistakes_are_named():
     x, model = network()
     fields = model[0].out_type
     for wrong, error, message in (
-        ({"elements": [1]}, TypeError, "elements: got 1, needed an element of C4"),
-        ({"elements": [cyclic_group(8).element(2)]}, ValueError, "elements: got an element of C8, needed one of C4"),
-        ({"elements": []}, ValueError, "elements: got none"),
         ({"angles": [float("nan")]}, ValueError, "angles: got"),
         ({"angles": [0], "elements": C4.fibergroup.elements}, ValueError, "both elements and angles"),
         ({"field": 3}, ValueError, "field: got 3, needed a number from 0 to 2"),
@@ -282,14 +278,8 @@ def test_mistakes_are_named():
     ):
         with pytest.raises(error, match=message):
             plot_attentive_maps(x, model, **wrong)
-    with pytest.raises(ValueError, match="one planar image"):
-        plot_attentive_maps(x.type(torch.randn(2, 1, 6, 6)), model)
     with pytest.raises(ValueError, match="no attentive layer"):
         plot_attentive_maps(model[0](x), GroupSelfAttention(fields, fields, kernel_size=None))
-    with pytest.raises(TypeError, match="model: got str"):
-        plot_attentive_maps(x, "model")
-    with pytest.raises(TypeError, match="x: got list"):
-        plot_attentive_maps([x], model)
     with pytest.raises(ValueError, match=r"angles: .*of scalar fields"):
         plot_attentive_maps(model[0](x), model[1], angles=[0])
     with pytest.raises(ValueError, match=r"angles: .*square image"):
@@ -299,17 +289,6 @@ def test_mistakes_are_named():
     other = nn.FieldType(D4, [D4.trivial_repr])
     with pytest.raises(ValueError, match="x: its gspace"):
         plot_attentive_maps(other(x.tensor), model)
-
-    class Lazy(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.unused, self.in_type = model[1], x.type
-
-        def forward(self, x):
-            return x
-
-    with pytest.raises(ValueError, match="does not call 'unused'"):
-        plot_attentive_maps(x, Lazy())
 
 
 def test_grids_that_are_not_square():
@@ -401,7 +380,6 @@ def test_angles_and_chosen_layers():
     for wrong, error, message in (
         ({"layers": []}, ValueError, "layers: got none"),
         ({"layers": ["2"]}, ValueError, "layers: got .2., needed attentive layer.*: .0., .1., .4."),
-        ({"elements": []}, ValueError, "elements: got none"),
     ):
         with pytest.raises(error, match=message):
             plot_attentive_layers(x, model, **wrong)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from escnn import gspaces, nn
-from escnn.group import cyclic_group
 
 from escnn_attention import (
     GroupSelfAttention,
@@ -216,13 +215,8 @@ def test_mistakes_are_named():
         ({"point": 1.5}, TypeError, "point: got 1.5, needed an integer"),
         ({"head": 2}, ValueError, "head: got 2, needed a number from 0 to 1"),
         ({"poses": [4]}, ValueError, "poses: got 4"),
-        ({"poses": 0}, TypeError, "poses: got 0, needed a sequence"),
         ({"poses": []}, ValueError, "poses: got none"),
-        ({"poses": [cyclic_group(8).element(1)]}, ValueError, "poses: got an element of C8, needed one of C4"),
-        ({"elements": [1]}, TypeError, "elements: got 1, needed an element of C4"),
-        ({"elements": [cyclic_group(8).element(1)]}, ValueError, "elements: got an element of C8, needed one of C4"),
         ({"elements": []}, ValueError, "elements: got none"),
-        ({"elements": g.fibergroup.identity}, TypeError, "elements: got .* needed a sequence"),
         ({"layers": []}, ValueError, "layers: got none"),
         ({"layers": 3}, TypeError, "layer: got int, needed a module"),
     ):

@@ -1,8 +1,80 @@
+"""What all figures share."""
+
+from functools import partial
+
 import matplotlib.pyplot
 import pytest
+import torch
+from escnn import nn
+from escnn.group import cyclic_group
 
-from escnn_attention.plotting import plot_feature_maps
+from escnn_attention import FeatureAttention
+from escnn_attention.models import EquivariantClassifier
+from escnn_attention.plotting import (
+    animate_feature_maps,
+    plot_attention_maps,
+    plot_attentive_layers,
+    plot_attentive_maps,
+    plot_feature_maps,
+)
 from tests.plotting.pictures import system
+
+FIGURES = {
+    "attention maps": partial(plot_attention_maps, positions=[(0, 0)]),
+    "attentive maps": plot_attentive_maps,
+    "attentive layers": plot_attentive_layers,
+    "feature maps": plot_feature_maps,
+}
+
+
+def modules():
+    """An image, and layers of which every figure can draw some."""
+    x, lifting, attention = system()
+    return x, {"lifting": lifting, "attentive": FeatureAttention(lifting.out_type, kernel_size=3), "last": attention}
+
+
+@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
+def test_mistakes_are_named(draw):
+    x, stages = modules()
+    model = nn.SequentialModule(*stages.values())
+    draw(x, model)
+    for wrong, error, message in (
+        ({"elements": [1]}, TypeError, "elements: got 1, needed an element of C4"),
+        ({"elements": [cyclic_group(8).element(2)]}, ValueError, "elements: got an element of C8, needed one of C4"),
+        ({"elements": []}, ValueError, "elements: got none"),
+        ({"x": x.type(torch.randn(2, 1, 6, 6))}, ValueError, "one planar image"),
+        ({"x": [x]}, TypeError, "x: got list"),
+        ({"model": "model"}, TypeError, "(model|stages): got str"),
+    ):
+        given = {"x": x, "model": model} | wrong
+        with pytest.raises(error, match=message):
+            draw(given.pop("x"), given.pop("model"), **given)
+
+
+class Lazy(torch.nn.Module):
+    """Calls none of its layers."""
+
+    def __init__(self, x, stages):
+        super().__init__()
+        self.in_type, self.stages = x.type, torch.nn.ModuleDict(stages)
+
+    def forward(self, x):
+        return x
+
+
+@pytest.mark.parametrize("name", ["attention maps", "attentive maps", "attentive layers"])
+def test_layers_that_are_not_called(name):
+    with pytest.raises(ValueError, match=r"does not call (the layer|'stages\.attentive')"):
+        FIGURES[name](modules()[0], Lazy(*modules()))
+
+
+@pytest.mark.parametrize("draw", [FIGURES["attention maps"], plot_feature_maps, animate_feature_maps])
+def test_exported_networks_are_said_to_know_no_group(draw):
+    x, stages = modules()
+    exported = EquivariantClassifier(stages, 3).export()
+    for given in (x, x.tensor):
+        with pytest.raises(ValueError, match=r"model: .*exported"):
+            draw(given, exported)
 
 
 def test_no_figure_is_left_to_pyplot():
