@@ -21,6 +21,7 @@ from escnn_attention.equivariance.features import (
     further_features,
     transformed_features,
 )
+from escnn_attention.equivariance.inspection import watch
 from escnn_attention.groups.fibers import is_signed_permutation
 
 WHOLE = "whole module"
@@ -313,11 +314,7 @@ def assert_equivariant(
 def _checked(
     module: EquivariantModule, input_shape: Sequence[int], coords: torch.Tensor | None
 ) -> tuple[tuple[int, ...], bool]:
-    """The shape of the input, and whether it is that of scattered points.
-
-    Raises:
-        TypeError, ValueError: as :func:`equivariance_report`.
-    """
+    """The shape of the input, and whether it is that of scattered points."""
     if not isinstance(module, EquivariantModule):
         given = " (give its as_fields())" if hasattr(module, "as_fields") else ""
         raise TypeError(f"module: got {type(module).__name__}{given}, needed an escnn.nn.EquivariantModule")
@@ -491,12 +488,7 @@ def inner_layers(module: EquivariantModule, x: GeometricTensor) -> dict[str, tup
     Modules with equivariant modules inside are left out, since the innermost is named. So are modules on another
     gspace, in which a network has left its group.
 
-    Args:
-        module: the module, in evaluation mode.
-        x: its input.
-
-    Returns:
-        by name, with the class: in the order in which they are called.
+    They are by name and class, in the order in which they are called.
 
     Example:
         >>> from escnn_attention.models import ResidualBlock
@@ -507,26 +499,16 @@ def inner_layers(module: EquivariantModule, x: GeometricTensor) -> dict[str, tup
         >>> list(inner_layers(block, fields(torch.randn(1, 4, 5, 5))))[-1]
         'branch.convolution_2 (AttentiveConv)'
     """
-    found: dict[str, tuple[EquivariantModule, GeometricTensor]] = {}
-    handles = []
+    innermost: dict[str, EquivariantModule] = {}
     for name, layer in module.named_modules():
-        inside = [m for m in layer.modules() if m is not layer and isinstance(m, EquivariantModule)]
-        if not name or inside or not isinstance(layer, EquivariantModule) or isinstance(layer, SequentialModule):
-            continue
-        label = f"{name} ({type(layer).__name__})"
-
-        def catch(called: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any], label: str = label) -> None:
-            field = given[0] if len(given) == 1 and not named else None
-            if isinstance(field, GeometricTensor) and field.type.gspace == x.type.gspace:
-                assert isinstance(called, EquivariantModule)
-                found.setdefault(label, (called, field))
-
-        handles.append(layer.register_forward_pre_hook(catch, with_kwargs=True))
-    try:
-        module(x)
-    finally:
-        for handle in handles:
-            handle.remove()
+        inside = any(m is not layer and isinstance(m, EquivariantModule) for m in layer.modules())
+        if name and not inside and isinstance(layer, EquivariantModule) and not isinstance(layer, SequentialModule):
+            innermost[f"{name} ({type(layer).__name__})"] = layer
+    found = {}
+    for label, (given, named) in watch(lambda: module(x), innermost, inputs="all").items():
+        field = given[0] if len(given) == 1 and not named else None
+        if isinstance(field, GeometricTensor) and field.type.gspace == x.type.gspace:
+            found[label] = (innermost[label], field)
     return found
 
 

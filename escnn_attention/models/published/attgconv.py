@@ -27,14 +27,11 @@ def from_attgconv(checkpoint: Checkpoint) -> EquivariantClassifier:
     the p4-CNN, plain and with :math:`\alpha`, :math:`\alpha_{CH}`, :math:`\alpha_{SP}`, :math:`\alpha_F` and
     :math:`\alpha_{RH}` (co-attention), and the network without a group (:class:`GroupCNN`); the All-CNN-C
     (:class:`AllCNNC`), the ResNet44 (:class:`ResNet44`) and the DenseNet (:class:`GroupDenseNet`), without a group, on
-    p4 and on p4m, plain and with :math:`\alpha_F`. Numbers of channels, fields, classes and blocks follow from the
-    shapes. All-CNN-Cs with attention on responses, which the published code defines and never trains, are refused.
+    p4 and on p4m, plain and with :math:`\alpha_F`. All-CNN-Cs with attention on responses, which the published code
+    defines and never trains, are refused.
 
     The published layers multiply their responses by a constant: :math:`\pi/2` on p4, :math:`\pi` on p4m. Here it is
     part of the weights; those of the attention on responses are divided by it, so that the attention does not change.
-
-    Args:
-        checkpoint: the tensors, with names such as ``"c1.weight"``.
     """
     if checkpoint.any("block_layers."):
         network, parts = _dense_net(checkpoint)

@@ -46,13 +46,7 @@ _CROPS: dict[tuple[Any, ...], tuple[tuple[int, ...], int]] = {
 
 
 def from_gsa(checkpoint: Checkpoint, *, crops: Sequence[int] | None = None) -> GSANet:
-    """The network of a checkpoint of the published code of GSA-Nets.
-
-    Args:
-        checkpoint: the tensors, buffers included.
-        crops: the margin that each block takes off the grid; by default that of the published network that has as many
-            blocks and poolings.
-    """
+    """The network of a checkpoint of GSA-Nets; by default with the crops of the published one of the same outline."""
     return _load(checkpoint, "g_selfatt", crops)
 
 

@@ -45,19 +45,7 @@ def from_lie_transformer(
     mc_samples: int = 0,
     fill: float = 1.0,
 ) -> LieTransformer:
-    """The network of a checkpoint of the published code of the LieTransformer.
-
-    Args:
-        checkpoint: the tensors.
-        group: its name in the published configurations, which no tensor shows.
-        lift_samples: the lifts of a point, of ``"SE(2)_canonical"``, ``"SE(2)"`` and ``"SE(3)"``.
-        normalization: of the scores: by default a softmax, and with the kernel of QM9 their count.
-        pool: the pooling, ``"mean"`` or ``"max"``.
-        positive_quaternions: whether quaternions are drawn with positive real parts.
-        lie_algebra_nonlinearity: ``"tanh"``, by which the length of a motion is limited, or None.
-        mc_samples: the number of keys that are drawn for a query; 0 for all points.
-        fill: the part of the nearest points that these are.
-    """
+    """The network of a checkpoint of the LieTransformer, with the options of :func:`~.load.from_published`."""
     check_option("group", group, _GROUPS)
     assert group is not None
     names = [match[1] for name in checkpoint.tensors if (match := _EMBEDDING.fullmatch(name))]

@@ -37,17 +37,7 @@ def from_platonic(
     divisor: float = 1.0,
     attention: bool = True,
 ) -> PlatonicTransformer:
-    """The network of a checkpoint of the published code of Platonic Transformers.
-
-    Args:
-        checkpoint: the tensors.
-        vectors: the number of vectors among the features, behind the scalars.
-        rope_on_values: whether values are rotated, which no tensor shows.
-        activation: of the pointwise networks.
-        pool: over the points, None for outputs at every point.
-        divisor: the pooled features are divided by this.
-        attention: whether attention is by a softmax, which no tensor shows; False is refused.
-    """
+    """The network of a checkpoint of Platonic Transformers, with the options of :func:`~.load.from_published`."""
     if not check_bool("attention", attention):
         raise ValueError(
             "attention: got False, and linear attention has no layer here; needed a network with softmax attention"
