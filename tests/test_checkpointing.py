@@ -39,7 +39,7 @@ def check(function: Function, inputs: list[Tensor], weights: list[Tensor]) -> No
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", CASES)
 def test_layers_and_networks(name):
     case = CASES[name]

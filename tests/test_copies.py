@@ -45,7 +45,7 @@ def of_state(module: torch.nn.Module, case: Case) -> torch.nn.Module:
     return new
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("way", [copy.deepcopy, pickled, saved, of_state])
 @pytest.mark.parametrize("name", CASES)
 def test_copies_compute_the_same_and_share_no_weights(name, way):
@@ -61,7 +61,7 @@ def test_copies_compute_the_same_and_share_no_weights(name, way):
     assert torch.equal(output(case, module), expected)
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", EXPORTED)
 def test_exports_compute_the_same_and_hold_no_module_of_escnn(name):
     case = CASES[name]
@@ -73,7 +73,7 @@ def test_exports_compute_the_same_and_hold_no_module_of_escnn(name):
     torch.testing.assert_close(case.exported(exported, *case.inputs(module)), output(case, module.eval()))
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("name", CASES)
 def test_shapes_are_known_before(name):
     case = CASES[name]

@@ -33,7 +33,7 @@ def reads_of(module: torch.nn.Module, name: str, backend: str) -> set[int]:
     return reads.places
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", GRIDS)
 def test_grids_are_not_read(name):
     assert not reads_of(CASES[name].drawn(), name, "blocked")

@@ -91,7 +91,7 @@ def run_script(code: str, strategy: str, output: Path) -> None:
         namespace["main"](strategy)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="trainings in two processes")
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_the_script_in_two_processes_ends_at_the_weights_of_one(strategy, tmp_path, fork):
     (code,) = [code for code, *_ in programs(ROOT / "docs" / "scaling.md") if SCRIPT.match(code)]

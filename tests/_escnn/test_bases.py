@@ -61,6 +61,7 @@ def test_transposed_and_linear_maps_are_exact():
         torch.testing.assert_close(linear(x.transform(g)).tensor, linear(x).transform(g).tensor, rtol=0, atol=1e-13)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [lambda: gspaces.flipRot2dOnR2(-1), gspaces.rot3dOnR3], ids=["O(2)", "SO(3)"])
 @pytest.mark.parametrize("kernel_size", [1, 3])
 def test_continuous_groups_are_exact_on_the_grid(make, kernel_size, monkeypatch):

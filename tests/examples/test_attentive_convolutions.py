@@ -55,6 +55,7 @@ def test_table_1_is_that_of_the_paper():
     ]
 
 
+@pytest.mark.sampled(1, of="networks of attentive convolutions")
 def test_table_1_by_the_recipe_has_the_networks_of_the_paper():
     """But for the dropout; and the training is that of the small versions."""
     paper, (*ours, plain, attentive) = tables.table_1(small=False), tables.table_1(small=False, recipe=True)
@@ -80,6 +81,7 @@ def test_table_1_by_the_recipe_has_the_networks_of_the_paper():
     assert (parameters(plain), parameters(attentive)) == (52_892, 55_248)
 
 
+@pytest.mark.sampled(1, of="networks of attentive convolutions")
 def test_table_2_is_that_of_the_paper():
     runs = tables.table_2(small=False)
     plain, augmented = runs[:6], runs[6:]
@@ -141,6 +143,7 @@ def test_the_published_training():
     assert of("pcam_p4_alpha_f") == (100, 64, "Adam", adam, {"schedule": "plateau", "gamma": 0.5, "patience": 20})
 
 
+@pytest.mark.sampled(1, of="networks of attentive convolutions")
 def test_the_small_table_1_has_plain_networks_of_as_many_parameters():
     runs = tables.table_1(small=True)
     plain, attentive = ([parameters(run) for run in runs if run.kind == kind] for kind in ("plain", "attention"))

@@ -66,6 +66,7 @@ def test_trajectories_decay_and_more_of_them_change_no_other():
     np.testing.assert_array_equal(data.trajectories(2, 3, 16, seed=1), made[:2])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_parameters_and_an_exact_symmetry(name):
     torch.manual_seed(0)

@@ -34,6 +34,7 @@ def _call(*arguments):
     return result.output
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", [tables.rotmnist, functools.partial(tables.rotmnist, full_train=True), tables.short])
 def test_the_hybrid_and_its_twin_differ_in_their_attention_only(make):
     steerable, hybrid, *_ = make()

@@ -66,6 +66,7 @@ def compare_all(device: str, dtype: torch.dtype, shape, angles, tolerance: float
             compare(device, dtype, waves, tolerance, lambda *t: attach_waves(*t, width=width), complex_waves)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("shape", "angles"), SHAPES)
 @pytest.mark.parametrize("interpreted", [False, True])
 def test_rotating_is_complex_multiplication(monkeypatch, interpreted, shape, angles):

@@ -60,6 +60,7 @@ BAD_BATCHES = {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("wrong", BAD_BATCHES)
 def test_bad_batches(wrong, network, cloud):
     error, message, batch = BAD_BATCHES[wrong]

@@ -62,6 +62,7 @@ def test_causal_outputs_do_not_see_later_inputs():
     assert (other(x, condition=condition).tensor - other(later, condition=condition).tensor)[..., :3].abs().max() > 1e-3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("condition", [None, N])
 def test_exports_and_masks(condition):
     network, x = head(condition=condition, block={"encoding": "none"}), spaces.random_field(ACTION, 5)
@@ -113,6 +114,7 @@ def decoder(name, **options):
     return network, x, {"memory": make(mixture), "condition": c, **batch}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MEMORIES)
 def test_with_a_memory_it_is_equivariant(name):
     network, x, others = decoder(name)

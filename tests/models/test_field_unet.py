@@ -92,6 +92,7 @@ def test_on_a_torus_it_commutes_with_rolls_and_turns(antialiased):
         network(torch.randn(1, 3, 8, 9).double())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("space", ["D4", "mirror"])
 @pytest.mark.parametrize("convolutions", [0, 1])
 def test_levels_of_patches(space, convolutions):

@@ -360,6 +360,7 @@ def test_the_logits_are_means(make, last):
     torch.testing.assert_close(network(x), before.tensor.unflatten(1, (3, 4)).mean((2, 3, 4)))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("make", "gspace", "attention", "published", "paper"),
     [

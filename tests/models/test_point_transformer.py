@@ -336,6 +336,7 @@ def as_seen(network, x, coords):
     return min(value.item() for value in found)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("attention", [{}, {"kernel_features": 4}])
 @pytest.mark.parametrize("fields", [{"scalar": 1, "vector": 1}, {"scalar": 2, "vector": 2}, {"vector": 2}, 2])
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_trained_networks_have_the_norms_that_they_were_trained_with(name):
     assert {m.plain.kind for m in network.modules() if isinstance(m, FieldLayerNorm)} == {"layer"}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PRETRAINED)
 def test_trained_networks_commute_with_their_group(name):
     network = models.from_pretrained(name)

@@ -21,7 +21,7 @@ def drawn(gspace, **options):
     return network
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("class_token", "registers"), [(True, 0), (False, 0), (True, 2), (False, 2)])
 @pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
 def test_invariant_with_invariants_alone(gspace, class_token, registers):
@@ -73,6 +73,7 @@ def test_features_are_equivariant_until_they_leave_the_group():
         torch.testing.assert_close(moved_token.tensor, token.transform_fibers(g).tensor)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
 def test_from_fields_to_fields(gspace, tmp_path):
     vectors = FieldType(gspace, [gspace.basespace_action, gspace.trivial_repr])

@@ -451,7 +451,7 @@ TORI = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TORI)
 @pytest.mark.parametrize("space", [PLANE["D4"](), VOLUME["C4 3D"](), PLANE["C2"]()], ids=["D4", "C4 3D", "C2"])
 def test_tori(name, space):

@@ -391,6 +391,7 @@ BLOCKS = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("make", BLOCKS)
 @pytest.mark.parametrize("name", LONE)
 def test_blocks_tell_neighbours_of_a_lone_field(make, name):

@@ -233,7 +233,7 @@ def in_box(name, kind, seed=0, number=16, **options):
     return layer, x, torch.tensor(dim * [period] if isinstance(period, float) else period, dtype=torch.float64)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [PointSelfAttention, PointAttentiveConv])
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("name", PERIODIC)
@@ -261,6 +261,7 @@ def test_a_periodic_box(name, rule, kind):
     assert (z - y).norm() / y.norm() > 1e-3
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("backend", ["auto", "neighbours", "reference"])
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_a_periodic_box_is_edges_to_the_nearest_images(rule, backend):
@@ -546,6 +547,7 @@ def test_attention_maps_of_points_that_there_are_not():
             layer.attention_maps(x, positions, poses)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("encoding", ["mlp", "rotary", "absolute", "none"])
 @pytest.mark.parametrize("modes", [("own", "all"), ("all", "all"), ("own", "own")], ids="-".join)
 def test_sets_of_tokens_have_no_places(encoding, modes):

@@ -568,6 +568,7 @@ def with_memory(name, condition=3, drop_path=0.0):
     return drawn(block), cloud(in_type), {"memory": cloud(memory_type) if name == "points" else memory, **rows}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("condition", [None, 3])
 @pytest.mark.parametrize("name", MEMORIES)
 def test_points_attend_to_a_memory(name, condition):

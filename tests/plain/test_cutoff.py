@@ -112,6 +112,7 @@ def jumps(cutoff, name: str) -> tuple[float, float, float]:
     return float(jump[0]), float(jump[1:].max()), float(outside[1:].abs().max())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_energies_and_forces_do_not_jump_where_a_point_crosses_the_radius(name):
     energy, force, size = jumps(True, name)
@@ -216,6 +217,7 @@ def test_all_backends_agree(encoding, query, normalization):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("normalization", ["softmax", "count"])
 def test_forces_are_differentiable(backend, normalization):

@@ -79,6 +79,7 @@ def assert_alike(found, expected, tolerance=1e-12):
         torch.testing.assert_close(one, other, rtol=0, atol=tolerance * max(1.0, float(other.detach().abs().max())))
 
 
+@pytest.mark.sampled(12)
 @every_group
 def test_irreps_make_up_the_matrices_of_frames(make):
     gspace = make()

@@ -57,6 +57,7 @@ def test_chosen_queries_are_turned_as_a_whole():
         np.testing.assert_allclose(opacity(after), np.rot90(opacity(before)), atol=1e-3)
 
 
+@pytest.mark.sampled(1, of="pictures of any model")
 def test_any_model():
     """A layer, a block, a sequence, a classifier, and a network of plain tensors give the same picture."""
     x, lifting, attention = system()

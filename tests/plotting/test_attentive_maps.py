@@ -225,6 +225,7 @@ def test_branches_that_halve_the_same_grid_halve_it_once():
     assert figure.axes[1].images[-1].get_extent() == [-6, 6, 6, -6]
 
 
+@pytest.mark.sampled(1, of="pictures of any model")
 def test_any_model():
     """A layer, a sequence, a classifier, and a network of plain tensors give the same picture."""
     x, model = network()

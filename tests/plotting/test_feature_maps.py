@@ -35,6 +35,7 @@ def test_large_groups_show_the_elements_that_keep_the_grid():
     assert drawn(figure) > 1000
 
 
+@pytest.mark.sampled(1, of="pictures of any model")
 def test_any_model():
     x, lifting, attention = system(gspaces.rot2dOnR2(2))
     sequence = nn.SequentialModule(lifting, attention)

@@ -89,7 +89,7 @@ def is_alive(process):
 CASES = [(command, name) for command in HOOKS for name in STATUS]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("command", "number"), CASES)
 @pytest.mark.parametrize("start", ["fork", pytest.param("python", marks=pytest.mark.exhaustive)])
 def test_a_signal_stops_a_command(configuration, fitted, fork, quick_path, tmp_path, command, number, start):

@@ -148,6 +148,7 @@ def test_backends_agree_on_tori(name, query, encoding):
                 assert a is None or (a - b).norm() < 1e-10 * (1 + b.norm())
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", TORI)
 def test_tori_are_the_formula(name):
     layer, x = torus(name)

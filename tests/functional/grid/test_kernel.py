@@ -43,7 +43,7 @@ def test_scores_of_any_size(query, size):
     assert all((a - b).norm() <= 1e-8 * b.norm() + 1e-12 * largest for a, b in zip(got, expected, strict=True))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize(
     ("window", "kinds"),

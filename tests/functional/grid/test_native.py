@@ -166,6 +166,7 @@ def test_dropout_is_the_same_in_the_backward_pass_and_in_bands_of_any_size(query
         torch.testing.assert_close(function(*inputs), whole)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize(
     ("window", "kinds"), [(Window(3), {"spatial", "pose", "shared"}), (Window(), {"waves", "pose", "shared"})]

@@ -42,6 +42,7 @@ def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance, query):
         assert (a.double() - b).norm() <= tolerance * b.norm()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("terms", [{"spatial", "pose"}, {"spatial", "pose", "absolute"}], ids=["relative", "absolute"])
 def test_gradients_numerically(monkeypatch, query, terms):

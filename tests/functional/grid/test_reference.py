@@ -117,6 +117,7 @@ def seen(window, offset, step):
     return bool(((offset / step).abs() < window.kernel_size / 2).all())
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("queries", "keys"), GRIDS)
 @pytest.mark.parametrize("kind", ["spatial", "rotary", "absolute"])
 @pytest.mark.parametrize("query", ["own", "all"])

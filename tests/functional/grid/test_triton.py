@@ -43,7 +43,7 @@ def passes(request, monkeypatch):
 
 
 @interpreted
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize(
     ("order", "key_poses", "shape", "window", "kinds"),

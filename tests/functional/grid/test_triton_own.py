@@ -67,6 +67,7 @@ def test_vectors_are_read_and_written_where_they_lie(monkeypatch, poses):
     assert rows[0, 0].stride() == q[0, 0].stride()
 
 
+@pytest.mark.sampled(3)
 @interpreted
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -51,6 +51,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("slack", [1.0, 1.5, 10.0])
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("encoding", "keys"), [("rotary", "own"), ("fourier", "all"), ("absolute", "all")])

@@ -270,6 +270,7 @@ def test_derivatives_of_the_second_order():
     assert torch.autograd.gradgradcheck(function, leaves)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("normalize_by_count", [False, True])
 @pytest.mark.parametrize("sum_query_poses", [False, True])
 def test_derivatives_of_the_second_order_drop_the_same_keys(sum_query_poses, normalize_by_count):

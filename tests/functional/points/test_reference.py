@@ -38,6 +38,7 @@ def keys_of(kind, place, batch, others, other_batch, query):
     return sorted(found, key=distances.__getitem__)[:2] if kind == "nearest" else found
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("kind", RULES)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("normalization", ["softmax", "count"])

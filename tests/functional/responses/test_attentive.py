@@ -102,6 +102,7 @@ def test_maps():
     assert attention_maps(*case("channel")[0])[1] is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_second_derivatives(kind):
     tensors, geometry = case(kind, batch=1, outs=1, out_poses=1, ins=2, in_poses=1, size=3, kernel=2)

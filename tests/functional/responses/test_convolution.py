@@ -14,6 +14,7 @@ from escnn_attention.functional.responses.convolution import (
 )
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(
     ("size", "kernel_size", "dilation", "dimensions"),
     [(n, k, d, 2) for n in (1, 2, 3, 7) for k, d in ((1, 1), (3, 1), (3, 2), (7, 1), (5, 3))]

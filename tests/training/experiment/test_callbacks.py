@@ -145,7 +145,7 @@ def whole(tmp_path_factory):
     return train_once
 
 
-@pytest.mark.sampled(3)  # of which each trains twice
+@pytest.mark.sampled(2)  # of which each trains twice
 @pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("data", [images, clouds])
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -464,6 +464,7 @@ def as_users_do(file, folder, *options):
     assert process.returncode == 0, process.stderr
 
 
+@pytest.mark.sampled(1, of="trainings in two processes")
 @pytest.mark.parametrize("command", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_two_processes_match_one(configuration, tmp_path, in_two_processes, command):
     """On the same batches, to rounding errors: shares of a batch give its gradient."""

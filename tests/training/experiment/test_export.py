@@ -118,6 +118,7 @@ def test_a_network_of_the_size_of_its_images(folder, small, tmp_path):
     assert written.num_bytes == file.stat().st_size
 
 
+@pytest.mark.sampled(1, of="networks that a command exports")
 @pytest.mark.usefixtures("as_modules")
 def test_a_network_by_its_name(tmp_path):
     """Its data say how large its images are; a folder of save_pretrained does not."""
@@ -264,6 +265,7 @@ class Short(torch.nn.Module):
         return x[:, 1:] * (1 + batch[:, None]) + (coords - coords.mean(0)) * edge_attr.square().mean()
 
 
+@pytest.mark.sampled(1, of="networks that a command exports")
 @NEEDS_LOOPS
 def test_the_command_writes_networks_of_points(tmp_path, monkeypatch):
     monkeypatch.setenv("_TYPER_FORCE_DISABLE_TERMINAL", "1")

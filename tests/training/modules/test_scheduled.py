@@ -85,6 +85,7 @@ def measure(found, **options):
                 found.write_text(json.dumps({**json.loads(found.read_text()), **new}))
 
 
+@pytest.mark.sampled(1, of="trainings in two processes")
 def test_two_processes_measure_what_one_does(in_two_processes, tmp_path):
     """Also where what is measured does not divide among them."""
     files = tmp_path / "one.json", tmp_path / "two.json"

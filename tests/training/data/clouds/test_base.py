@@ -319,6 +319,7 @@ def test_batches_that_cannot_be_had():
         loaded(stage="train")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ALL)
 def test_in_a_configuration_file(kind):
     parser = pytest.importorskip("jsonargparse").ArgumentParser(exit_on_error=False)

@@ -74,6 +74,7 @@ def turned_back(printed):
     return in_frame_of_positions(sizes, charges, positions, entries, np.arange(len(sizes)))
 
 
+@pytest.mark.sampled(1, of="data sets as they are published")
 def test_printed_tensors_are_turned_back(printed, turned_back):
     sizes, charges, positions, tensors, entries = printed
     np.testing.assert_allclose(turned_back, tensors, atol=1e-9)
@@ -86,6 +87,7 @@ def test_printed_tensors_are_turned_back(printed, turned_back):
     )
 
 
+@pytest.mark.sampled(1, of="data sets as they are published")
 def test_molecules_that_do_not_follow_the_rule_are_found(printed, monkeypatch):
     sizes, charges, positions, tensors, entries = printed
     rng = np.random.default_rng(1)
