@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from escnn_attention.functional import ON_GRIDS, PositionalBias, Waves, attention
@@ -158,7 +158,6 @@ def pairs(draw):
     return *(Grid(size, window, spacing=s) for size, s in zip(sizes, spacings, strict=True)), draw(st.integers(0, 99))
 
 
-@settings(max_examples=60)
 @given(pairs(), st.sampled_from(["spatial", "waves", "rotary", "absolute", "none"]), st.data())
 def test_two_sets_as_the_reference(grids, kind, data):
     *grids, seed = grids
