@@ -194,7 +194,7 @@ def from_pretrained(name_or_folder: str | Path, **options: Any) -> torch.nn.Modu
 
 
 def description_of(name: str) -> dict[str, Any]:
-    """The network that weights of the package, by their name, are of, as a configuration file describes it.
+    """The network of weights that come with the package, by its name, as a configuration file describes it.
 
     >>> network = description_of("hybrid-rotmnist")
     >>> network["class_path"], network["init_args"]["widths"]

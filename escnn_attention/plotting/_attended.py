@@ -58,7 +58,7 @@ def observe(
 ) -> tuple[GeometricTensor, Callable[[GeometricTensor], dict[str, Attended]]]:
     """The image as fields, in the precision of the model, and a function from images to maps of attentive layers.
 
-    Of a ``field`` of the layers' output, or by default of the mean over all.
+    The maps are those of one ``field`` of the layers' output, by default the mean over all fields.
     """
     call, x = on_fields(model, x)
     check_image(x)

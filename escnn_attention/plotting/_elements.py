@@ -196,8 +196,8 @@ def refuse_exported(model: object) -> None:
 class Transformation:
     """A transformation of the image, and what it does to poses.
 
-    It is the element g with the index ``element``; or the rotation by an ``angle`` in degrees, next to which g is.
-    Around the image is the value ``background``.
+    It is the element g with the index ``element``; or the rotation by an ``angle`` in degrees, of which g is the
+    nearest. ``background`` is the value around the image.
     """
 
     name: str

@@ -187,8 +187,8 @@ def _common(
 ) -> tuple[GSpace, dict[str, Any]]:
     """The gspace, and the common options of all networks: the kind of attention, and the width of the spatial kernels.
 
-    The first of the convolutions ``names`` is the one on the image; ``on_responses`` whether the network is published
-    with attention on responses and over poses too.
+    The first of the convolutions ``names`` is the one on the image. ``on_responses`` says whether the network is
+    published with attention on responses and over poses, too.
     """
     image, *rest = names
     group = [f"{name}.weight" for name in rest]

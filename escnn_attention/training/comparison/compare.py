@@ -43,7 +43,7 @@ from escnn_attention.training.files import write_csv, write_json
 from escnn_attention.training.provenance import hardware, versions
 
 Say = Callable[[str], None]
-"""Shows a line. Where several networks are trained at a time, it is sent to their processes."""
+"""Shows a line. It is sent to the processes in which networks are trained."""
 
 
 def drop(line: str) -> None:

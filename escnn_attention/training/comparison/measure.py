@@ -100,8 +100,8 @@ def load_images(
 ) -> ImageData:
     """The data set ``"digits"`` or ``"rotmnist"``, normalised by mean and standard deviation of the training pixels.
 
-    Of a part the first ``limit`` images are taken. The digits need no folder; that of ``"rotmnist"`` is, and is filled,
-    as that of :class:`~escnn_attention.training.RotMNIST`.
+    Each limit takes the first so many images of a part. The digits take no folder; that of ``"rotmnist"`` is as in
+    :class:`~escnn_attention.training.RotMNIST`.
 
     Raises:
         UserError: an unknown name, a folder for the digits, or as :class:`~escnn_attention.training.RotMNIST` raises.

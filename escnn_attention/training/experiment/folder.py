@@ -83,7 +83,7 @@ def made_for_training(folder: Path, patience: float) -> Iterator[None]:
 def open_comparison(folder: Path, facts: Mapping[str, Any], *, restart: bool) -> Iterator[Path | None]:
     """Hold the folder of a comparison with the options ``facts``, new or resumed.
 
-    With ``restart`` a comparison that is there is moved aside, and the place that it is moved to is yielded.
+    With ``restart`` an earlier comparison is moved aside; the block gets the folder that it was moved to.
 
     Raises:
         UserError: the folder holds something else or a comparison with other options, or another process uses it.

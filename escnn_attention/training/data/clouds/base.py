@@ -184,7 +184,7 @@ class RandomMotions:
 def random_rotations(count: int, dim: int, rotate: Rotation, generator: np.random.Generator) -> npt.NDArray[np.float64]:
     """Rotation matrices (``count``, d, d), uniform: by Haar's measure of SO(d), or of SO(2) where ``rotate`` is "z".
 
-    Identities where ``rotate`` is false.
+    They are identities if ``rotate`` is false.
     """
     if not rotate:
         return np.broadcast_to(np.eye(dim), (count, dim, dim)).copy()
