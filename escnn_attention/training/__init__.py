@@ -29,7 +29,7 @@ _PLACES = {
     "QM9": "data",
     "RotMNIST": "data",
     "SampledSolids": "data",
-    "SegmentationModule": "modules.segmentation",
+    "SegmentationModule": "modules.classifier",
     "Springs": "data",
     "load_network": "experiment",
     "recipe": "experiment.configuration",

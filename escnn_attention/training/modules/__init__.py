@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from escnn_attention.training.modules.classifier import Classifier
+from escnn_attention.training.modules.classifier import Classifier, SegmentationModule
 from escnn_attention.training.modules.fields import FieldModule
 from escnn_attention.training.modules.points import PointClassifier, PointDynamics, PointForecast, PointRegression
 from escnn_attention.training.modules.scheduled import Scheduled
-from escnn_attention.training.modules.segmentation import SegmentationModule
 
 __all__ = ["TASKS", "Task"]
 

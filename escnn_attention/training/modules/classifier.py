@@ -1,16 +1,24 @@
-"""The Lightning module that trains a classifier of images."""
+"""The Lightning modules that train classifiers of images and of their pixels."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
 from escnn_attention._checks import check_bool, check_probability
 from escnn_attention.nn.cuda_graphs import CudaGraphs
-from escnn_attention.training.modules.scheduled import Scheduled
+from escnn_attention.training.modules.scheduled import Scheduled, inputs_of
+
+
+def class_columns(probabilities: Tensor, label: Tensor | None, mark: str = "") -> dict[str, Any]:
+    """The class of the highest probability, the label if it is known, and all probabilities, by names with a mark."""
+    labelled = {} if label is None else {f"{mark}label": int(label)}
+    each = {f"{mark}p{j}": float(value) for j, value in enumerate(probabilities)}
+    return {f"{mark}class": int(probabilities.argmax()), **labelled, **each}
 
 
 class Classifier(Scheduled):
@@ -86,20 +94,12 @@ class Classifier(Scheduled):
 
     def predict_step(self, batch: Any, batch_index: int) -> Tensor:
         """The probabilities of the classes, ``(B, num_classes)``."""
-        images = batch[0] if isinstance(batch, (tuple, list)) else batch
-        return self(images).softmax(dim=1)
+        return self(inputs_of(batch)).softmax(dim=1)
 
     def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
         """One row an image: its number, the class, the label if it is known, and the probabilities of all classes."""
-        return [
-            {
-                "image": i,
-                "class": int(p.argmax()),
-                **({} if truth is None else {"label": int(truth[i])}),
-                **{f"p{j}": float(value) for j, value in enumerate(p)},
-            }
-            for i, p in enumerate(predictions)
-        ]
+        labels = [None] * len(predictions) if truth is None else truth
+        return [{"image": i, **class_columns(*both)} for i, both in enumerate(zip(predictions, labels, strict=True))]
 
     def _logits(self, images: Tensor) -> Tensor:
         logits: Tensor = self(images)
@@ -123,3 +123,62 @@ class Classifier(Scheduled):
         measure(logits, labels)
         self.log(name, measure, on_step=False, on_epoch=True, batch_size=len(labels))
         self.log_mean(f"{part}_loss", self.loss(logits, labels), len(labels))
+
+
+class SegmentationModule(Classifier):
+    r"""Trains a network that gives the logits of every pixel, by cross-entropy.
+
+    It is measured by the intersection over union, the mean over the classes c of
+
+    .. math:: \mathrm{IoU}_c = \frac{|\{x : y(x) = c\} \cap \{x : \hat y(x) = c\}|}
+        {|\{x : y(x) = c\} \cup \{x : \hat y(x) = c\}|}
+
+    over all pixels x of a part of the data, with labels y and predictions :math:`\hat y`.
+
+    Args:
+        network: images ``(B, C, H, W)`` to logits ``(B, num_classes, H, W)``, such as a
+            :class:`~escnn_attention.models.FieldUNet`.
+        num_classes: the number of classes, the background included; by default the channels of ``network.out_type``.
+        **options: as of :class:`Classifier`, such as ``label_smoothing``, ``optimizer`` and ``schedule``.
+
+    Raises:
+        ValueError: as :class:`Classifier` raises; on a batch, logits of another shape.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models import FieldUNet
+        >>> from escnn_attention.training import SegmentationModule
+        >>> from escnn import gspaces
+        >>> network = FieldUNet(gspaces.rot2dOnR2(4), 1, 11, widths=(2, 2), attention=(0, 1), num_heads=1)
+        >>> SegmentationModule(network)(torch.randn(2, 1, 8, 8)).shape
+        torch.Size([2, 11, 8, 8])
+    """
+
+    measure: ClassVar[str] = "iou"
+    monitor: ClassVar[str] = "valid_iou"
+    keeps_arrays: ClassVar[bool] = True
+
+    @staticmethod
+    def _classes_of(network: Any) -> Any:
+        return getattr(getattr(network, "out_type", None), "size", None)
+
+    @staticmethod
+    def _new_measure(num_classes: int) -> Metric:
+        return MulticlassJaccardIndex(num_classes)
+
+    @staticmethod
+    def _positions(images: Tensor) -> tuple[int, ...]:
+        return tuple(images.shape[2:])
+
+    def predict_step(self, batch: Any, batch_index: int) -> Tensor:
+        """The class of every pixel, ``(B, H, W)``."""
+        return self(inputs_of(batch)).argmax(dim=1)
+
+    def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
+        """One row an image: its number, the pixels of each class, and the part that is right if labels are known."""
+        rows = []
+        for i, classes in enumerate(predictions):
+            counts = torch.bincount(classes.long().flatten(), minlength=self.num_classes).tolist()
+            right = {} if truth is None else {"right": float((classes == truth[i]).double().mean())}
+            rows.append({"image": i, **right, **{f"pixels_{c}": count for c, count in enumerate(counts)}})
+        return rows

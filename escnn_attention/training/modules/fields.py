@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from escnn_attention.training.modules.scheduled import Scheduled
+from escnn_attention.training.modules.scheduled import Scheduled, inputs_of
 
 
 class _Squares(Metric):
@@ -102,7 +102,8 @@ class FieldModule(Scheduled):
 
     def predict_step(self, batch: Any, batch_index: int) -> Tensor:
         """The outputs ``(B, C', *space)``."""
-        return self(batch[0] if isinstance(batch, (tuple, list)) else batch)
+        outputs: Tensor = self(inputs_of(batch))
+        return outputs
 
     def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
         """One row a sample: its number, the root mean square of each field, and with targets the relative errors."""

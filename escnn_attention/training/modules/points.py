@@ -13,6 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from escnn_attention._checks import check_length, check_option, check_probability
 from escnn_attention.models.hamiltonian import HamiltonianNetwork
 from escnn_attention.training.data.clouds.base import Clouds
+from escnn_attention.training.modules.classifier import class_columns
 from escnn_attention.training.modules.scheduled import Scheduled
 
 
@@ -174,10 +175,7 @@ class PointClassifier(PointModule):
             row: dict[str, Any] = {"cloud": i}
             for t, probabilities in enumerate(cloud):
                 mark = "" if self.num_targets == 1 else f"{t}_"
-                row[f"{mark}class"] = int(probabilities.argmax())
-                if truth is not None:
-                    row[f"{mark}label"] = int(truth[i, t])
-                row.update({f"{mark}p{j}": float(p) for j, p in enumerate(probabilities)})
+                row |= class_columns(probabilities, None if truth is None else truth[i, t], mark)
             rows.append(row)
         return rows
 

@@ -378,6 +378,11 @@ class Scheduled(pl.LightningModule):
         raise NotImplementedError(f"{type(self).__name__} has no predictions to write")
 
 
+def inputs_of(batch: Any) -> Any:
+    """The inputs of a batch that may have targets behind them."""
+    return batch[0] if isinstance(batch, (tuple, list)) else batch
+
+
 class _FromStep(LRScheduler):
     """A schedule that resumes at a step with the layout of this training, which may have more epochs."""
 
