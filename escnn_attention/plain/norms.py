@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+from escnn_attention.functional import launch, norms
 from escnn_attention.functional.autograd import is_transformed
 from escnn_attention.plain.buffers import ExactBuffers
 
@@ -85,8 +86,14 @@ class LayerNorm(ExactBuffers):
         self.weight = Parameter(torch.ones(int(field.max()) + 1)) if affine else None
         shifts = affine and kind != "rms" and invariants.shape[1]
         self.bias = Parameter(torch.zeros(invariants.shape[1])) if shifts else None
+        one_shift = np.array_equal(invariants != 0, field[:, None] == np.arange(len(sizes)))
+        self.by_field = affine and self.equal_sizes and scope == "position" and group is None
+        self.by_field &= kind == "rms" or (kind == "layer" and self.centred and one_shift)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.by_field and x.device.type in launch.DEVICES and norms.has_field_norm(x):
+            assert self.weight is not None
+            return norms.field_norm(x, self.weight, self.bias, self.invariants, self.eps, rms=self.kind == "rms")
         # Statistics of half precision numbers are taken in single precision, as torch's own layer norm does.
         y = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         if self.group is not None and not self.varied and math.prod(y.shape[2:]) == 1:

@@ -683,7 +683,7 @@ def test_windows_copy_nothing(monkeypatch):
         (partial(GroupSelfAttention, kernel_size=3, query="all", backend="triton"), (24, 39)),
         (partial(GroupSelfAttention, kernel_size=None, encoding="rotary", keys="own", backend="dense"), (46, 46)),
         (partial(GroupSelfAttention, kernel_size=None, encoding="fourier", backend="dense"), (45, 48)),
-        (partial(TransformerBlock, kernel_size=3, norm="pre", backend="triton"), (56, 59)),
+        (partial(TransformerBlock, kernel_size=3, norm="pre", backend="triton"), (48, 53)),
         (partial(TransformerBlock, kernel_size=3, backend="triton"), (72, 75)),
     ],
 )

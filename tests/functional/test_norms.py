@@ -1,0 +1,105 @@
+"""Layer norms of fields, by the kernels and by operations of PyTorch."""
+
+import pytest
+import torch
+
+from escnn_attention.functional import launch, norms
+from escnn_attention.functional.norms import field_norm
+from tests.functional.cuda import needs_cuda
+
+SHAPES = [(3, 12, 2, 5), (7, 12), (2, 4, 3)]  # images, channels, and space: four fields
+
+
+def norm(x, weight, bias, invariants, rms):
+    y = x if rms else x - x.mean(1, keepdim=True)
+    y = y / (y.square().mean(1, keepdim=True) + 1e-3).sqrt()
+    shape = (-1, *[1] * (x.dim() - 2))
+    y = y * weight.repeat_interleave(x.shape[1] // 4).view(shape)
+    return y if rms else y + (invariants @ bias).view(shape)
+
+
+def compare(device, dtype, tolerance, shape, rms, memory=torch.contiguous_format):
+    torch.manual_seed(0)
+    leaves = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in (shape, (4,), (4,))][: 3 - rms]
+    invariants = torch.randn(shape[1], 1) * torch.eye(4).repeat_interleave(shape[1] // 4, 0)
+    expected = norm(*leaves, *[None] * rms, invariants.double(), rms)
+    weight = torch.randn_like(expected)
+    wanted = [expected, *torch.autograd.grad(expected, leaves, weight)]
+    leaves = [t.detach().to(device, dtype) for t in leaves]
+    leaves[0] = leaves[0].contiguous(memory_format=memory)
+    leaves = [t.requires_grad_() for t in leaves]
+    out = field_norm(*leaves, *[None] * rms, invariants.to(device, dtype), 1e-3, rms=rms)
+    assert out.stride() == leaves[0].stride()  # no copy for what follows
+    for a, b in zip([out, *torch.autograd.grad(out, leaves, weight.to(out))], wanted, strict=True):
+        assert a.shape == b.shape
+        assert a.dtype == dtype
+        assert (a.detach().double().cpu() - b.detach()).norm() <= tolerance * b.norm()
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Those that run in the interpreter: of several programs that have several stretches of rows each."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+    monkeypatch.setattr(norms, "_NUMBERS", 64)
+    monkeypatch.setattr(norms, "_PROGRAMS", 2)
+    monkeypatch.setattr(norms, "_plainly", None)
+
+
+PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
+
+
+@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
+def test_kernels_normalise(kernels, dtype, tolerance, shape, rms):
+    compare("cpu", dtype, tolerance, shape, rms)
+
+
+def test_channels_may_lie_side_by_side(kernels):
+    compare("cpu", torch.float64, 1e-12, SHAPES[0], False, torch.channels_last)
+
+
+@pytest.mark.parametrize("rms", [False, True])
+def test_the_same_by_operations_of_pytorch(rms):
+    def of(x, weight, bias):
+        invariants = torch.eye(4, dtype=x.dtype).repeat_interleave(3, 0)
+        return norms._operator.passes.plainly(norms._Arguments(x, weight, None if rms else bias, invariants, 1e-3, rms))
+
+    x, weight, bias = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 12, 3), (4,), (4,)))
+    invariants = torch.eye(4, dtype=x.dtype).repeat_interleave(3, 0)
+    torch.testing.assert_close(of(x, weight, bias), norm(x, weight, bias, invariants, rms))
+
+
+@needs_cuda
+@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize("shape", [*SHAPES, (64, 160, 24, 24), (8, 768, 100)])
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
+def test_on_cuda(dtype, tolerance, shape, rms):
+    compare("cuda", dtype, tolerance, shape, rms)
+
+
+_COMPILE = """
+import sys
+sys.modules["escnn"] = None  # importing it takes longer than a kernel
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from escnn_attention.functional import norms_kernels
+
+sizes = {"C": 80, "CP": 128, "S": 4, "SP": 4, "EPS": 1e-5, "RMS": False, "BIAS": True, "BR": 4, "BP": 4}
+tensors = ("x", "weight", "bias", "invariants", "out", "grad", "grad_x", "grad_weight", "grad_bias")
+for numbers, chip in [("bf16", 80), ("fp64", 90)]:
+    exact = "*fp64" if numbers == "fp64" else "*fp32"
+    types = dict.fromkeys(tensors, "*" + numbers) | {"kept": exact, "sums": exact}
+    for kernel in (norms_kernels.norm, norms_kernels.norm_back, norms_kernels.norm_sums):
+        constants = {n: value for n, value in sizes.items() if n in kernel.arg_names}
+        signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in kernel.arg_names}
+        built = compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", chip, 32))
+        print(len(built.asm["cubin"]) > 0)
+"""
+
+
+def test_kernels_compile_for_a_gpu_in_every_precision(compiled):
+    assert compiled(_COMPILE).split() == ["True"] * 6
