@@ -25,7 +25,6 @@ from escnn_attention.training import FieldData, load_network
 from escnn_attention.training.data.fields import turned
 from examples.flows.networks import Increment
 
-HERE = Path(__file__).parent
 STEPS, LONG = 20, 100
 MOTIONS = {"turned": np.array([[0, -1], [1, 0]]), "mirrored": np.array([[-1, 0], [0, 1]])}
 
@@ -42,15 +41,22 @@ def built(described: Any) -> Any:
     return getattr(importlib.import_module(module), name)(**built(described.get("init_args", {})))
 
 
-def configured(name: str) -> Increment:
-    """The untrained network of a configuration."""
-    network: Increment = built(yaml.safe_load((HERE / f"{name}.yaml").read_text())["model"]["network"])
-    return network
+def configured(file: Path) -> tuple[Increment, dict[str, int]]:
+    """The untrained network of a configuration, and the kinds of fields in its frames."""
+    configuration = yaml.safe_load(file.read_text())
+    return built(configuration["model"]["network"]), configuration["data"]["init_args"]["inputs"]
 
 
-def held_out(file: Path, number: int = 32) -> Tensor:
-    """The test trajectories ``(N, T, 2, size, size)`` of a training with ``num_test=number``."""
-    data = FieldData(file, {"vector": 1}, num_test=number)
+def trained(folder: Path) -> tuple[Increment, dict[str, int]]:
+    """The network of a folder of ``escnn-attention fit``, and the kinds of fields in its frames."""
+    network, kinds = configured(folder / "config.yaml")
+    load_network(folder, network)
+    return network.eval(), kinds
+
+
+def held_out(file: Path, kinds: dict[str, int], number: int = 32) -> Tensor:
+    """The test trajectories ``(N, T, C, size, size)`` of a training with ``num_test=number``."""
+    data = FieldData(file, kinds, num_test=number)
     data.setup("test")
     trajectories: Tensor = data.source("test").trajectories
     if trajectories.shape[1] <= STEPS:
@@ -64,7 +70,7 @@ def parameters(network: Increment) -> int:
 
 
 def relative(found: Tensor, wanted: Tensor) -> Tensor:
-    """The relative errors of fields ``(..., 2, size, size)``."""
+    """The relative errors of fields ``(..., C, size, size)``."""
     return (found - wanted).flatten(-3).norm(dim=-1) / wanted.flatten(-3).norm(dim=-1)
 
 
@@ -86,7 +92,7 @@ def in_precision(network: Increment, dtype: torch.dtype) -> Increment:
 
 
 @torch.no_grad()
-def symmetry(network: Increment, frame: Tensor) -> dict[str, float]:
+def symmetry(network: Increment, frame: Tensor, kinds: dict[str, int]) -> dict[str, float]:
     """Relative changes, in double precision, where a flow turns by 90°, is mirrored or rolls before a step.
 
     Those of ``_after`` are after many steps: of an inexact network the flows have then nothing in common.
@@ -95,9 +101,9 @@ def symmetry(network: Increment, frame: Tensor) -> dict[str, float]:
     paths = network.rollout(frame, LONG)
     result = {}
     for name, g in MOTIONS.items():
-        moved = network.rollout(turned(frame, g, {"vector": 1}), LONG)
+        moved = network.rollout(turned(frame, g, kinds), LONG)
         for key, step in ((name, 1), (f"{name}_after", LONG)):
-            result[key] = float(relative(moved[:, step], turned(paths[:, step], g, {"vector": 1})).max())
+            result[key] = float(relative(moved[:, step], turned(paths[:, step], g, kinds)).max())
     for shift in (1, 2, 4):
         rolled = network(frame.roll((shift, shift), (-2, -1)))
         result[f"rolled_{shift}"] = float(relative(rolled, paths[:, 1].roll((shift, shift), (-2, -1))).max())
@@ -106,12 +112,14 @@ def symmetry(network: Increment, frame: Tensor) -> dict[str, float]:
 
 
 @torch.no_grad()
-def measured(network: Increment, flows: Tensor) -> dict[str, Any]:
-    """All numbers of a network on trajectories ``(N, T, 2, size, size)``."""
-    network.eval()
+def measured(network: Increment, kinds: dict[str, int], flows: Tensor) -> dict[str, Any]:
+    """All numbers of a network on trajectories ``(N, T, C, size, size)``: errors of the velocity and of scalars."""
     rollout = network.rollout(flows[:, 0], STEPS)
-    errors = relative(rollout, flows[:, : STEPS + 1])[:, 1:]
-    one_step = torch.cat([relative(network(flow[:-1]), flow[1:]) for flow in flows]).mean()
+    velocity, wanted = rollout[:, :, :2], flows[:, : STEPS + 1, :2]
+    errors = relative(velocity, wanted)[:, 1:]
+    one_step = torch.cat([relative(network(flow[:-1])[:, :2], flow[1:, :2]) for flow in flows]).mean()
+    scalars = 2 * kinds["vector"]
+    carried = relative(rollout[:, 1:, scalars:], flows[:, 1 : STEPS + 1, scalars:])
     times = []
     for _ in range(7):
         start = time.process_time()
@@ -122,16 +130,17 @@ def measured(network: Increment, flows: Tensor) -> dict[str, Any]:
         "one_step": float(one_step),
         "rollout": float(errors.mean()),
         "errors": errors.mean(0).tolist(),
-        "spectrum": spectrum(rollout[:, -1]),
+        "spectrum": spectrum(velocity[:, -1]),
         "seconds": min(times),
-        **symmetry(network, flows[:1, 0]),
+        **({"scalars": float(carried.mean())} if "scalar" in kinds else {}),
+        **symmetry(network, flows[:1, 0], kinds),
     }
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """Rows of means over the seeds, with standard errors."""
-    rows = ["| configuration | seeds | parameters | one step | 20 steps, mean | last | ms a step |"]
-    rows.append("|---|--:|--:|--:|--:|--:|--:|")
+    rows = ["| configuration | seeds | parameters | one step | 20 steps, mean | last | scalars, mean | ms a step |"]
+    rows.append("|---|--:|--:|--:|--:|--:|--:|--:|")
     for name, runs in results.items():
 
         def cell(values: list[float], digits: int = 4) -> str:
@@ -140,6 +149,7 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
 
         columns = [cell([run[key] for run in runs]) for key in ("one_step", "rollout")]
         columns.append(cell([run["errors"][-1] for run in runs]))
+        columns.append(cell([run["scalars"] for run in runs]) if "scalars" in runs[0] else "")
         columns += [f"{1e3 * min(run['seconds'] for run in runs):.1f}"]
         rows.append(f"| `{name}` | {len(runs)} | {runs[0]['parameters']:,} | " + " | ".join(columns) + " |")
     rows += ["", "| configuration | turned | mirrored | turned, 100 steps | mirrored | rolled by 1 | 2 | 4 |"]
@@ -157,13 +167,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--number", type=int, default=32, help="test trajectories")
     given = parser.parse_args(arguments)
-    flows, results = held_out(given.data, given.number), defaultdict(list)
+    results = defaultdict(list)
     for folder in given.folders:
         name = folder.name.rpartition("-")[0]
         file = folder / "measured.json"
         if not file.exists():
-            network = load_network(folder, configured(name.split("@")[0]))
-            file.write_text(json.dumps(measured(network, flows)))
+            network, kinds = trained(folder)
+            file.write_text(json.dumps(measured(network, kinds, held_out(given.data, kinds, given.number))))
         results[name].append(json.loads(file.read_text()))
     print(table(results))
 

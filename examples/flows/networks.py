@@ -7,20 +7,37 @@ import torch
 from torch import Tensor, nn
 
 
+def without_divergence(velocity: Tensor) -> Tensor:
+    """Velocities ``(B, 2, n, n)`` on a torus without their gradient part, and without waves the grid cannot tell."""
+    n = velocity.shape[-1]
+    along = torch.fft.fftfreq(n, 1 / n, dtype=velocity.dtype)
+    told = along.abs() < n / 2
+    waves = torch.stack((along.expand(n, n), -along[:, None].expand(n, n)))  # the second component is that upwards
+    modes = torch.fft.fft2(velocity) * (told & told[:, None])
+    length = (waves * modes).sum(1, keepdim=True) / waves.square().sum(0).clamp(min=1)
+    return torch.fft.ifft2(modes - waves * length).real
+
+
 class Increment(nn.Module):
-    r"""The step :math:`u_{t+1} = u_t + f(u_t)` with a network f from frames to frames; equivariant if f is.
+    r"""The step :math:`u_{t+1} = u_t + f(u_t)` with a network f; equivariant if f is.
 
     Args:
-        network: of any kind, such as a :class:`~escnn_attention.models.FieldUNet`.
+        network: from all channels of a frame to the increments of the first of them, such as a
+            :class:`~escnn_attention.models.FieldUNet`. Those it gives no increment of, such as a force, do not change.
+        incompressible: whether the increment of the velocity, the first two channels, is taken
+            :func:`without_divergence`.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, incompressible: bool = False) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.incompressible = network, incompressible
 
     def forward(self, frame: Tensor) -> Tensor:
         increment: Tensor = self.network(frame)
-        return frame + increment
+        if self.incompressible:
+            increment = torch.cat((without_divergence(increment[:, :2]), increment[:, 2:]), dim=1)
+        changing = increment.shape[1]
+        return torch.cat((frame[:, :changing] + increment, frame[:, changing:]), dim=1)
 
     @torch.no_grad()
     def rollout(self, frame: Tensor, steps: int) -> Tensor:
@@ -37,19 +54,23 @@ def _drop_arguments(module: nn.Module, state: dict[str, Any], *_: Any) -> None:
 
 
 class FourierOperator(nn.Module):
-    """A Fourier neural operator of neuraloperator, between pairs of channels.
+    """A Fourier neural operator of neuraloperator.
 
     Args:
         modes: the waves along either axis that its layers keep.
         width: its hidden channels.
         layers: their number.
+        inputs: the channels of a frame.
+        outputs: those it gives the increments of.
     """
 
-    def __init__(self, modes: int, width: int, layers: int) -> None:
+    def __init__(self, modes: int, width: int, layers: int, inputs: int = 2, outputs: int = 2) -> None:
         super().__init__()
         from neuralop.models import FNO
 
-        self.network = FNO((modes, modes), in_channels=2, out_channels=2, hidden_channels=width, n_layers=layers)
+        self.network = FNO(
+            (modes, modes), in_channels=inputs, out_channels=outputs, hidden_channels=width, n_layers=layers
+        )
         self.register_state_dict_post_hook(_drop_arguments)
 
     def forward(self, frame: Tensor) -> Tensor:
