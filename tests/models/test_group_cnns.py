@@ -237,6 +237,7 @@ def test_options_reach_the_layers():
     torch.testing.assert_close(network(x), network(x))
 
 
+@pytest.mark.sampled(1, of="networks that train")
 def test_trains():
     torch.manual_seed(0)
     network = GroupCNN(P4, 1, 2, **SMALL, attention="full", attention_size=3, dropout=0.0)

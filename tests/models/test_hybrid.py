@@ -162,6 +162,7 @@ def test_attention_alone_can_widen():
     assert (len(block.in_type), len(block.out_type), block.attention.head_fields) == (3, 6, 2)
 
 
+@pytest.mark.sampled(1, of="networks that train")
 def test_trains():
     torch.manual_seed(0)
     network = HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL, block={"dropout": 0.1, "attention_dropout": 0.1})

@@ -752,7 +752,7 @@ def test_backends_agree():
             torch.testing.assert_close(layer(x, y).tensor, expected)
 
 
-@pytest.mark.sampled(2, of="programs of layers")
+@pytest.mark.sampled(1, of="programs of layers")
 def test_programs():
     """What ``torch.export`` writes down is the same, for any number of images."""
     tokens, image = mixed(sequence(C4)), mixed(C4)

@@ -890,7 +890,7 @@ def test_other_grids_of_outputs_commute_with_the_group(name, encoding, resamplin
         assert grid_error(layer, x) > 1e-5
 
 
-@pytest.mark.sampled(2, of="programs of layers")
+@pytest.mark.sampled(1, of="programs of layers")
 @pytest.mark.parametrize(
     "resampling", [{"stride": 2}, {"scale_factor": 2}, {"stride": 5, "padding_mode": "circular"}], ids=str
 )
@@ -948,7 +948,7 @@ def test_shares_by_count(name, modes, encoding):
         assert grid_error(layer, x) > 1e-3
 
 
-@pytest.mark.sampled(2, of="programs of layers")
+@pytest.mark.sampled(1, of="programs of layers")
 def test_programs_of_shares_by_count():
     fields = regular(C4, 2)
     layer = drawn(GroupSelfAttention(fields, fields, 1, None, encoding="rotary", normalization="count"))

@@ -86,7 +86,7 @@ def test_options_of_blocks_that_one_side_leaves_out(there, now, found):
 STEPS = {"model__schedule": "steps", "model__milestones": [1, 3]}
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="longer trainings")
 @pytest.mark.parametrize(
     "changes", [{"model__schedule": "constant"}, STEPS, {"model__schedule": "plateau", "model__warm_up": 0}]
 )
@@ -105,7 +105,7 @@ def test_a_training_can_be_made_longer(configuration, fitted, tmp_path, capsys, 
     assert "earlier_max_epochs" not in facts
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="longer trainings")
 @pytest.mark.parametrize("schedule", ["cosine", "one-cycle"])
 def test_a_schedule_is_laid_out_anew_over_a_longer_training(configuration, fitted, tmp_path, capsys, schedule):
     """Its learning rate goes on as in a training of that length, and it is kept that it was another one before."""
