@@ -1,4 +1,4 @@
-"""Rotations of pairs of channels: on CUDA by one kernel that Triton compiles, in every pass."""
+"""Rotations of pairs of channels, one node of autograd: on CUDA by one kernel in every pass, which Triton compiles."""
 
 from __future__ import annotations
 
@@ -89,8 +89,11 @@ class _Arguments(NamedTuple):
 
 
 def _compute(call: _Arguments) -> Tensor:
-    tensors = call[:4]
-    if needs_operators(*tensors) or not has_kernels(call.x.device):
+    if needs_operators(*call[:4]):
+        return _plainly(call)
+    if _on_cpu(call) and not torch.compiler.is_compiling():
+        return _operator(call)
+    if not has_kernels(call.x.device):
         return _plainly(call)
     # Gradients of angles of more than three axes on each side: those of attention.
     if any(t is not None and (t.dim() != 6 or t.stride(-1) != 1) for t in (call.x, call.amplitudes, call.pose)):
@@ -116,8 +119,62 @@ def _plainly(call: _Arguments) -> Tensor:
     return out if out.shape[-1] == call.width else F.pad(out, (0, call.width - out.shape[-1]))
 
 
+def _on_cpu(call: _Arguments) -> bool:
+    return call.x.device.type == "cpu" and not has_kernels(call.x.device)
+
+
+def _turn(a: Tensor, b: Tensor, cos: Tensor, sin: Tensor, out: Tensor, direction: int = 1) -> None:
+    """Write the pairs (a, b), rotated by an angle, to ``out``, the first numbers of all pairs before the second."""
+    first, second = out.chunk(2, dim=-1)
+    torch.mul(a.expand_as(first), cos, out=first).addcmul_(b, sin, value=-direction)
+    torch.mul(b.expand_as(second), cos, out=second).addcmul_(a, sin, value=direction)
+
+
+def _forward_on_cpu(call: _Arguments) -> tuple[Tensor, Tensor]:
+    x, pairs = call.x if call.pose is None else call.x + call.pose, call.angle.shape[-1]
+    cos, sin = call.angle.cos().to(x.dtype), call.angle.sin().to(x.dtype)
+    out, nothing = _empty(call)
+    channels, behind = x.shape[-1], call.first_pair + 2 * pairs
+    turned, source = out[..., call.first_pair : behind], call.amplitudes if call.waves else x
+    if source is None:
+        turned[..., :pairs], turned[..., pairs:] = cos, sin
+    else:
+        _turn(source[..., :pairs], source[..., pairs : 2 * pairs], cos, sin, turned)
+    if call.waves:
+        out[..., :channels], out[..., behind:] = x, 0
+    elif behind < channels:
+        out[..., behind:] = x[..., behind:]
+    return out, nothing
+
+
+def _backward_on_cpu(call: _Arguments, grad: Tensor, needed: list[bool]) -> list[Tensor | None]:
+    """The gradients, of more axes where a tensor was broadcast."""
+    pairs, first = call.angle.shape[-1], call.first_pair
+    cos, sin = call.angle.cos().to(grad.dtype), call.angle.sin().to(grad.dtype)
+    turned, of_x = grad[..., first : first + 2 * pairs], grad[..., : call.x.shape[-1]]
+    back = torch.empty_like(turned if call.waves else of_x)
+    of_pairs = back[..., : 2 * pairs]
+    _turn(turned[..., :pairs], turned[..., pairs:], cos, sin, of_pairs, direction=-1)
+    if not call.waves:
+        if 2 * pairs < of_x.shape[-1]:
+            back[..., 2 * pairs :] = of_x[..., 2 * pairs :]
+        of_x = back
+    of_angle = None
+    if needed[1]:
+        of_angle, source = of_pairs[..., pairs:], call.pairs
+        if source is not None:
+            # Of the vectors themselves, what is added to them included.
+            source = source if call.waves or call.pose is None else source + call.pose
+            of_angle = (of_angle * source[..., :pairs]).addcmul_(
+                of_pairs[..., :pairs], source[..., pairs : 2 * pairs], value=-1
+            )
+    return [of_x, of_angle, back if call.waves else None, of_x]
+
+
 def _empty(call: _Arguments) -> tuple[Tensor, Tensor]:
-    """Room for the result, in the order in which fused attention reads it."""
+    """Room for the result, on CUDA in the order in which fused attention reads it."""
+    if _on_cpu(call):
+        return call.x.new_empty(call.shape), call.x.new_empty(0)
     m, h, b, n, j, c = call.shape
     if call.waves:
         out = call.x.new_empty(m, b, h, n, j, c).permute(0, 2, 1, 3, 4, 5)
@@ -129,6 +186,8 @@ def _empty(call: _Arguments) -> tuple[Tensor, Tensor]:
 
 
 def _forward_pass(call: _Arguments) -> tuple[Tensor, Tensor]:
+    if _on_cpu(call):
+        return _forward_on_cpu(call)
     out, nothing = _empty(call)
     rows, frequencies = call.shape[:-1].numel(), call.angle.shape[-1]
     tile = max(1, 1024 // power_of_two(frequencies))
@@ -150,6 +209,16 @@ def _forward_pass(call: _Arguments) -> tuple[Tensor, Tensor]:
 def _backward_pass(
     call: _Arguments, grad: Tensor, _: Tensor | None, __: Tensor, needed: list[bool]
 ) -> list[Tensor | None]:
+    found = (_backward_on_cpu if _on_cpu(call) else _backward_by_kernel)(call, grad, needed)
+    alike = zip(found, call[:4], needed, strict=True)
+    return [
+        t.sum_to_size(given.shape).to(given) if need and t is not None and given is not None else None
+        for t, given, need in alike
+    ]
+
+
+def _backward_by_kernel(call: _Arguments, grad: Tensor, needed: list[bool]) -> list[Tensor | None]:
+    """The gradients, of more axes where a tensor was broadcast."""
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     pairs, found = call.pairs, grad[..., : call.x.shape[-1]]
     of_pairs = None
@@ -158,12 +227,7 @@ def _backward_pass(
     elif pairs is not None:
         of_pairs = found = _empty(call)[0]
     of_angle = _turn_back(call, grad, of_pairs) if needed[1] or of_pairs is not None else None
-    of_amplitudes = of_pairs if call.waves else None
-    alike = zip((found, of_angle, of_amplitudes, found), call[:4], needed, strict=True)
-    return [
-        t.sum_to_size(given.shape).to(given) if need and t is not None and given is not None else None
-        for t, given, need in alike
-    ]
+    return [found, of_angle, of_pairs if call.waves else None, found]
 
 
 def _turn_back(call: _Arguments, grad: Tensor, of_pairs: Tensor | None) -> Tensor:

@@ -68,9 +68,11 @@ def compare_all(device: str, dtype: torch.dtype, shape, angles, tolerance: float
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("shape", "angles"), SHAPES)
-@pytest.mark.parametrize("interpreted", [False, True])
-def test_rotating_is_complex_multiplication(monkeypatch, interpreted, shape, angles):
-    if interpreted:
+@pytest.mark.parametrize("way", ["passes", "operations", "interpreter"])
+def test_rotating_is_complex_multiplication(monkeypatch, way, shape, angles):
+    if way == "operations":
+        monkeypatch.setattr(module, "needs_operators", lambda *_: True)
+    if way == "interpreter":
         pytest.importorskip("triton")
         monkeypatch.setenv("TRITON_INTERPRET", "1")
         monkeypatch.setattr(launch, "DEVICES", {"cpu"})
