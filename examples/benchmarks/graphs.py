@@ -62,7 +62,7 @@ def others(run: Run) -> Report:
         f"Tori, C4, {side}×{side}": {
             "5×5": partial(torus, kernel_size=3 if run.quick else 5),
             "all, MLP": torus,
-            "all, rotary": partial(torus, encoding="rotary", keys="own"),
+            "all, Fourier": partial(torus, encoding="fourier"),
         },
     }
     for title, subjects in tables.items():
