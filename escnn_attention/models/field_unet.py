@@ -58,8 +58,9 @@ class FieldUNet(PretrainedMixin, GridModule):
         d_l &= D_l(e_l \oplus \mathrm{up}(d_{l+1})), \qquad y = W d_1
 
     :math:`E_l` and :math:`D_l` are steerable convolutions (with batch norm and ReLU) and then
-    :class:`TransformerBlock`\ s, between regular fields; W is an equivariant linear map at every position. Attention at
-    the coarse levels, where positions are few, sees the whole image at little cost.
+    :class:`TransformerBlock`\ s, between regular fields; W is an equivariant linear map at every position. By
+    default the coarsest level has attention in place of convolutions, in windows, which costs about as much as they do;
+    global attention (``kernel_size=None``) sees the whole image.
 
     Pooling and linear interpolation are symmetric about the centre of the grid, so that the network commutes with every
     element of the fiber group that maps the grid onto itself, at every size. It commutes with translations, away from
@@ -75,14 +76,17 @@ class FieldUNet(PretrainedMixin, GridModule):
         out_type: the type of the output, likewise: scores of classes are scalars, velocities are vectors. None with
             ``features_only``.
         widths: the number of regular fields at each level, the finest first.
-        convolutions: the number of convolutions at each level, of the encoder and of the decoder.
+        convolutions: the number of convolutions at each level, of the encoder and of the decoder; by default two at
+            the finest level and at those without attention, and none at the others.
         attention: the number of attention blocks behind them, likewise.
         conv_kernel: the odd width of the convolutions.
         num_heads: the number of heads of the blocks.
-        kernel_size: the width of their windows; None for global attention.
+        kernel_size: the odd width of their windows, in positions of their level; None for global attention.
         block: further options of every :class:`TransformerBlock`, such as ``encoding``, ``keys``, ``dropout`` and
             ``drop_path`` (of the last block; from 0 of the first it rises by equal steps). By default ``norm`` is
-            ``"pre"``, and ``head_fields`` the width divided by the number of heads, rounded up.
+            ``"pre"``, ``keys`` are ``"own"``, ``head_fields`` is the width divided by the number of heads, rounded up
+            and at least 2, and the ``encoding`` is ``"convolutional"`` in windows, and for global attention
+            ``"rotary"``, on a torus ``"mlp"``.
         antialiased: whether the grid is halved by :class:`AntialiasedPool`, a blur, or by the means of
             :class:`HalvingPool`.
         padding_mode: ``"none"``, or ``"circular"`` for tori, whose opposite sides are neighbours: for sides that are
@@ -130,11 +134,11 @@ class FieldUNet(PretrainedMixin, GridModule):
         out_type: int | Mapping[str, int] | FieldType | None,
         *,
         widths: Sequence[int] = (8, 16, 32),
-        convolutions: Sequence[int] | int = 2,
+        convolutions: Sequence[int] | int | None = None,
         attention: Sequence[int] = (0, 0, 1),
         conv_kernel: int = 3,
         num_heads: int = 4,
-        kernel_size: int | None = None,
+        kernel_size: int | None = 5,
         block: Mapping[str, Any] | None = None,
         antialiased: bool = True,
         padding_mode: PaddingMode = "none",
@@ -146,6 +150,8 @@ class FieldUNet(PretrainedMixin, GridModule):
         number = len(check_sequence("widths", widths, "one number for each level"))
         check_ints("widths", widths, max(1, number), "one for each level")
         blocks = check_ints("attention", attention, number, "one for each level", least=0)
+        if convolutions is None:
+            convolutions = [0 if level and some else 2 for level, some in enumerate(blocks)]
         convs = number * (convolutions,) if isinstance(convolutions, int) else convolutions
         convs = check_ints("convolutions", convs, number, "one for each level", least=0)
         for level, counts in enumerate(zip(convs, blocks, strict=True), start=1):
@@ -165,7 +171,9 @@ class FieldUNet(PretrainedMixin, GridModule):
         circular = check_padding_mode(fibers(gspace), gspace, padding_mode)
         self.padding_mode = padding_mode
         taken = ("samples", "attention", "condition", "padding_mode")
-        options = iter(each_block({"norm": "pre", **(block or {})}, 2 * sum(blocks) - blocks[-1], taken))
+        everywhere = "mlp" if circular else "rotary"
+        usual = {"norm": "pre", "keys": "own", "encoding": everywhere if kernel_size is None else "convolutional"}
+        options = iter(each_block({**usual, **(block or {})}, 2 * sum(blocks) - blocks[-1], taken))
         shared: dict[str, Any] = {"num_heads": num_heads, "kernel_size": kernel_size, "padding_mode": padding_mode}
         beyond = "circular" if circular else "zeros"
 
@@ -175,7 +183,7 @@ class FieldUNet(PretrainedMixin, GridModule):
                 modules.append(steerable_convolution(source, wide, conv_kernel, beyond))
                 source = wide
             for _ in range(blocks[level]):
-                own = {"head_fields": -(-len(wide) // num_heads), **shared, **next(options)}
+                own = {"head_fields": max(2, -(-len(wide) // num_heads)), **shared, **next(options)}
                 modules.append(TransformerBlock(source, wide, **own))
                 source = wide
             return SequentialModule(*modules)

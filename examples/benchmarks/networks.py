@@ -91,9 +91,8 @@ def _compare_attention(report: Report, sizes: Sequence[tuple[int, int]]) -> None
         steps = [f"{kind}, {side}×{side}, batch {batch}" for kind in kinds]
         subjects = [partial(field_network, kind, OF_FIELDS[kind], side, batch) for kind in kinds]
         report.measure(dict(zip(steps, subjects, strict=True)))
-        ratio, cell = report.ratio(*steps), ""
-        if batch >= 16:  # In small batches the fixed costs of a step weigh more.
-            cell = report.check(f"U-Net, {side}×{side}: a step with attention / without", ratio["seconds"], "≤", _MORE)
+        ratio, subject = report.ratio(*steps), f"U-Net, {side}×{side}, batch {batch}: a step with attention / without"
+        cell = report.check(subject, ratio["seconds"], "≤", _MORE)
         rows.append([f"{side}×{side}", str(batch), times(ratio["seconds"]), times(ratio["peak_bytes"]), cell])
     report.table(
         "U-Net: attention at the coarsest level / none", ["image", "batch", "× step", "× memory", "check"], rows

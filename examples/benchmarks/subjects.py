@@ -379,6 +379,5 @@ def fields_to_fields(kind: str, space: str, side: int, *, plain: bool = False) -
         actions = FieldType(tokens, [chosen.basespace_action])
         sizes = {"fields": 4 * times, "num_heads": 4, "num_encoder_layers": 1, "num_decoder_layers": 2}
         return FieldTransformer(actions, actions, memory_type=vectors, **sizes)
-    outline = {"widths": tuple(times * width for width in (2, 4, 8)), "attention": (0, 0, int(kind == "unet"))}
-    block = {"keys": "own", "encoding": "convolutional"}
-    return FieldUNet(chosen, vectors, vectors, **outline, kernel_size=5, num_heads=4, block=block)
+    widths, attention = tuple(times * width for width in (2, 4, 8)), (0, 0, int(kind == "unet"))
+    return FieldUNet(chosen, vectors, vectors, widths=widths, attention=attention)

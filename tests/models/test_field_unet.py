@@ -47,6 +47,23 @@ def test_exact_at_every_size(space, size, antialiased, convolutions):
     assert error_of(network, size) < 1e-10
 
 
+def test_by_default_attention_stands_in_place_of_convolutions():
+    space = gspaces.rot2dOnR2(4)
+    network = FieldUNet(space, 1, 1, widths=(2, 3, 3), attention=(0, 0, 2), num_heads=2)
+    kinds = [[type(layer).__name__ for layer in layers] for layers in network.encoder]
+    assert kinds == 2 * [2 * ["SequentialModule"]] + [2 * ["TransformerBlock"]]
+    attention = network.encoder[2][1].attention.plain
+    assert (attention.keys, attention.channels, attention.window.kernel_size) == ("own", 2, 5)
+    assert type(attention.encoding).__name__ == "ConvolutionalEncoding"
+    block = {"keys": "all", "head_fields": 4}
+    chosen = FieldUNet(space, 1, 1, widths=(1, 1), attention=(0, 1), kernel_size=None, block=block)
+    attention = chosen.encoder[1][0].attention.plain
+    assert (attention.keys, attention.channels, attention.window.kernel_size) == ("all", 4, None)
+    assert type(attention.encoding).__name__ == "RotaryEncoding"
+    torus = FieldUNet(space, 1, 1, widths=(1, 1), attention=(0, 1), kernel_size=None, padding_mode="circular")
+    assert type(torus.encoder[1][0].attention.plain.encoding).__name__ == "MLPEncoding"
+
+
 def test_an_interpolation_from_one_corner_is_not_equivariant(monkeypatch):
     network = network_on(gspaces.rot2dOnR2(4), convolutions=0, attention=(1, 1))
     plain = Upsample.forward
@@ -83,9 +100,11 @@ def test_on_a_torus_it_commutes_with_rolls_and_turns(antialiased):
         assert error(network, shift) < 1e-10
     assert error(network, 1) > 1e-4  # the coarse level has every second position
     assert error(network_on(gspaces.rot2dOnR2(4), **options), 2) > 1e-4
-    with_convolutions = network_on(gspaces.rot2dOnR2(4), padding_mode="circular", antialiased=antialiased)
+    options |= {"kernel_size": None}
+    mixed = {"convolutions": 1, "attention": (0, 1)}
+    with_convolutions = network_on(gspaces.rot2dOnR2(4), **options | mixed, padding_mode="circular")
     assert error(with_convolutions, 2) < 1e-10
-    options |= {"kernel_size": None, "patch_size": 2}
+    options |= {"patch_size": 2}
     of_patches = network_on(gspaces.rot2dOnR2(4), **options, padding_mode="circular")
     assert error(of_patches, 4) < 1e-10 < 1e-4 < error(of_patches, 2)
     with pytest.raises(ValueError, match=r"input: .*torus of 8×9"):
