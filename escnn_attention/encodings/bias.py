@@ -10,8 +10,10 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from escnn_attention.functional import launch
 from escnn_attention.functional.grid.call import PositionalBias, Waves
 from escnn_attention.functional.points.call import PairBias, PairScores, PairTables, in_rows
+from escnn_attention.functional.tables import select_rows
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
 
@@ -105,7 +107,9 @@ def _pose_values(encoding: Offers, quotient: Tensor | None, relative: Tensor | N
     poses = None if quotient is None and relative is None else encoding.poses(relative)
     if poses is not None and quotient is not None and relative is None:
         # Of this selection the gradient is one operation; of an index in brackets it is a sort.
-        poses = poses.index_select(1, quotient.flatten()).unflatten(1, quotient.shape)
+        index, on_gpu = quotient.flatten(), poses.device.type in launch.DEVICES
+        poses = select_rows(poses, index) if on_gpu else poses.index_select(1, index)
+        poses = poses.unflatten(1, quotient.shape)
     return poses
 
 

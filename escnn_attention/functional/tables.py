@@ -1,4 +1,4 @@
-"""Tables of a network of the offset: on CUDA small ones by one kernel that Triton compiles, in every pass."""
+"""Tables of a network of the offset, and of poses: on CUDA by one kernel that Triton compiles, in every pass."""
 
 from __future__ import annotations
 
@@ -88,3 +88,51 @@ def _constants(call: _Arguments) -> dict[str, int]:
 
 
 _operator = Operator("network_table", _Arguments, 3, Passes(_forward_pass, _backward_pass, _empty, _plainly))
+
+
+def select_rows(tables: Tensor, index: Tensor) -> Tensor:
+    """The rows of every table that an index names.
+
+    On CUDA gradients are added up in the order of the index, and not atomically.
+
+    Args:
+        tables: ``(M, n, C)``.
+        index: ``(count,)``.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.tables import select_rows
+        >>> select_rows(torch.tensor([[[1.0], [2.0]]]), torch.tensor([1, 1, 0])).flatten()
+        tensor([2., 2., 1.])
+    """
+    call = _Selection(tables, index)
+    return _select(call) if needs_operators(tables) or not has_kernels(tables.device) else _selection(call)
+
+
+class _Selection(NamedTuple):
+    tables: Tensor
+    chosen: Tensor
+
+
+def _select(call: _Selection) -> Tensor:
+    return call.tables.index_select(1, call.chosen)
+
+
+def _select_forward(call: _Selection) -> tuple[Tensor, Tensor]:
+    return _select(call), call.tables.new_empty(0)
+
+
+def _select_backward(
+    call: _Selection, grad: Tensor, _: Tensor | None, __: Tensor, ___: list[bool]
+) -> list[Tensor | None]:
+    out, grad = call.tables.new_empty(call.tables.shape), grad.contiguous()
+    heads, rows, channels = call.tables.shape
+    columns = min(64, power_of_two(channels))
+    with on_device(out.device):
+        kernels("tables_kernels").add_rows[rows, heads, -(-channels // columns)](
+            *(grad, call.chosen, out, len(call.chosen), rows, channels), BI=32, BC=columns
+        )
+    return [out]
+
+
+_selection = Operator("select_rows", _Selection, 1, Passes(_select_forward, _select_backward, _select_forward, _select))

@@ -73,3 +73,18 @@ def table_back(
     tl.store(grad_readout + o * F + f, of_readout.to(grad_readout.dtype.element_ty), mask=o < MC)
     tl.store(grad_shift + f, tl.sum(of_shift, axis=0).to(grad_shift.dtype.element_ty))
     tl.store(grad_layer + f * D + d, tl.sum(of_layer, axis=0).to(grad_layer.dtype.element_ty), mask=d < D)
+
+
+@triton.jit
+def add_rows(grad, index, out, count, rows, channels, BI: tl.constexpr, BC: tl.constexpr):
+    """Of a selection of rows ``(tables, count, channels)`` what each row ``(tables, rows, channels)`` was taken for."""
+    table, row, c = tl.program_id(1), tl.program_id(0), tl.program_id(2) * BC + tl.arange(0, BC)[None, :]
+    grad += table.to(tl.int64) * count * channels + c
+    total = tl.zeros((BI, BC), tl.float64 if grad.dtype.element_ty == tl.float64 else tl.float32)
+    for first in range(0, count, BI):
+        i = first + tl.arange(0, BI)[:, None]
+        taken = tl.load(index + i, mask=i < count, other=-1) == row
+        total += tl.load(grad + i * channels, mask=taken & (c < channels), other=0.0).to(total.dtype)
+    c = tl.program_id(2) * BC + tl.arange(0, BC)
+    found = tl.sum(total, axis=0).to(out.dtype.element_ty)
+    tl.store(out + (table * rows + row) * channels + c, found, mask=c < channels)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from escnn_attention.functional import launch, tables
-from escnn_attention.functional.tables import network_table
+from escnn_attention.functional.tables import network_table, select_rows
 from tests.functional.cuda import needs_cuda
 
 SHAPES = [(5, 2, 3, 2, 3), (70, 3, 4, 1, 1), (9, 1, 2, 3, 5)]  # rows, dimension, hidden units, heads, channels
@@ -70,6 +70,26 @@ def test_other_calls_are_operations_of_pytorch(monkeypatch, change):
     torch.testing.assert_close(network_table(offsets, *weights).to(expected), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 1e-2)]
+)
+@pytest.mark.parametrize("channels", [3, 70])
+def test_gradients_of_selected_rows(monkeypatch, channels, dtype, tolerance):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+    index = torch.randint(4, (50,))  # the fifth row is not among them
+    table = torch.randn(2, 5, channels).to(dtype).requires_grad_()
+    out = select_rows(table, index)
+    weight = torch.randn_like(out)
+    (grad,) = torch.autograd.grad(out, table, weight)
+    monkeypatch.undo()
+    assert torch.equal(out, table[:, index])
+    expected = torch.zeros(2, 5, channels, dtype=torch.float64).index_add(1, index, weight.double())
+    assert grad.dtype == dtype
+    assert (grad.double() - expected).abs().max() <= tolerance * expected.abs().max()
+
+
 _COMPILE = """
 import sys
 sys.modules["escnn"] = None  # importing it takes longer than a kernel
@@ -78,17 +98,24 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from escnn_attention.functional import tables_kernels
 
-constants = {"D": 2, "DP": 2, "F": 16, "MC": 90, "OP": 128, "C": 10, "BR": 32}
 numbers, chip = sys.argv[1], int(sys.argv[2])
-for kernel in (tables_kernels.table, tables_kernels.table_back):
-    types = dict.fromkeys(constants, "constexpr") | {"rows": "i32"}
-    signature = {name: types.get(name, "*" + numbers) for name in kernel.arg_names}
+
+
+def build(kernel, constants, types):
+    signature = {n: "constexpr" if n in constants else types.get(n, "*" + numbers) for n in kernel.arg_names}
     built = compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", chip, 32))
     print(len(built.asm["cubin"]) > 0)
+
+
+constants = {"D": 2, "DP": 2, "F": 16, "MC": 90, "OP": 128, "C": 10, "BR": 32}
+for kernel in (tables_kernels.table, tables_kernels.table_back):
+    build(kernel, constants, {"rows": "i32"})
+integers = dict.fromkeys(["count", "rows", "channels"], "i32")
+build(tables_kernels.add_rows, {"BI": 32, "BC": 16}, {"index": "*i64"} | integers)
 """
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("numbers", "chip"), [("bf16", 80), ("fp32", 90), ("fp64", 80)])
 def test_kernels_compile_for_a_gpu_in_every_precision(compiled, numbers, chip):
-    assert compiled(_COMPILE, numbers, chip).split() == ["True"] * 2
+    assert compiled(_COMPILE, numbers, chip).split() == ["True"] * 3

@@ -679,12 +679,12 @@ def test_windows_copy_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("layer", "most"),
     [
-        (partial(GroupSelfAttention, kernel_size=3, backend="triton"), (24, 27)),
-        (partial(GroupSelfAttention, kernel_size=3, query="all", backend="triton"), (24, 39)),
+        (partial(GroupSelfAttention, kernel_size=3, backend="triton"), (23, 26)),
+        (partial(GroupSelfAttention, kernel_size=3, query="all", backend="triton"), (23, 38)),
         (partial(GroupSelfAttention, kernel_size=None, encoding="rotary", keys="own", backend="dense"), (46, 46)),
-        (partial(GroupSelfAttention, kernel_size=None, encoding="fourier", backend="dense"), (45, 48)),
-        (partial(TransformerBlock, kernel_size=3, norm="pre", backend="triton"), (48, 53)),
-        (partial(TransformerBlock, kernel_size=3, backend="triton"), (72, 75)),
+        (partial(GroupSelfAttention, kernel_size=None, encoding="fourier", backend="dense"), (44, 47)),
+        (partial(TransformerBlock, kernel_size=3, norm="pre", backend="triton"), (47, 52)),
+        (partial(TransformerBlock, kernel_size=3, backend="triton"), (71, 74)),
     ],
 )
 def test_operations_of_a_step(layer, most, monkeypatch):
