@@ -136,10 +136,11 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
         _launch("backward_queries", call, rows, inputs, [out, sums, grad, grad_q, means, change])
         _launch("backward_keys", call, rows, inputs, [sums, means, grad, grad_k, grad_v])
         if table is not None and change is not None:
-            of_queries = table.mT.expand(*grad_q.shape[:2], -1, -1)
-            grad_q.flatten(0, 1).baddbmm_(of_queries.flatten(0, 1), change.flatten(0, 1))
+            of_queries = table.mT.expand(*grad_q.shape[:2], -1, -1).flatten(0, 1)
+            grad_q.flatten(0, 1).baddbmm_(of_queries, change.flatten(0, 1), beta=call.scale, alpha=call.scale)
             of_tables.append(change @ q.mT)
-    grads[0] *= call.scale
+        else:
+            grad_q *= call.scale
     return [
         *(_as_projected(t, call) for t in grads),
         *gradients_of_terms(of_tables, call),

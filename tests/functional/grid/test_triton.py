@@ -680,7 +680,7 @@ def test_windows_copy_nothing(monkeypatch):
     ("layer", "most"),
     [
         (partial(GroupSelfAttention, kernel_size=3, backend="triton"), (23, 26)),
-        (partial(GroupSelfAttention, kernel_size=3, query="all", backend="triton"), (23, 38)),
+        (partial(GroupSelfAttention, kernel_size=3, query="all", backend="triton"), (23, 37)),
         (partial(GroupSelfAttention, kernel_size=None, encoding="rotary", keys="own", backend="dense"), (46, 46)),
         (partial(GroupSelfAttention, kernel_size=None, encoding="fourier", backend="dense"), (44, 47)),
         (partial(TransformerBlock, kernel_size=3, norm="pre", backend="triton"), (47, 52)),
