@@ -62,8 +62,9 @@ void attend(Arguments call, const std::vector<int64_t>& shape, AtenTensorHandle*
     const int32_t device = aoti_torch_device_type_cpu();
     must(aoti_torch_empty_strided(shape.size(), shape.data(), strides.data(), type_of(NUMBER()), device, 0, out));
     must(aoti_torch_get_data_ptr(*out, &call.out));
-    const int64_t rows = strides[0] * shape[0] / shape.back(), size = rows * shape.back();
+    const int64_t size = strides[0] * shape[0];
     if (!size) return;
+    const int64_t rows = size / call.channels;
     std::fill_n(static_cast<NUMBER*>(call.out), size, NUMBER(0));
     std::unique_ptr<NUMBER[]> sums(new NUMBER[2 * rows * (call.sum_query_poses ? call.query_poses : 1)]);
     call.sums = sums.get();

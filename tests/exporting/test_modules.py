@@ -164,7 +164,10 @@ def transformed(x: Tensor, fields: FieldType, element) -> Tensor:
 @pytest.mark.usefixtures("compiler")
 @torch.no_grad()
 def test_a_package_where_neither_package_is(tmp_path, run_python):
-    """Loops of both precisions in windows and everywhere, for any number of images, also of what is not finite."""
+    """Loops of both precisions in windows and everywhere, for any number of images, also of what is not finite.
+
+    They are compiled for as many images as heads, which a compiler must not take for the same.
+    """
     plain = Several(layer("own keys, dilation"), layer("global, Fourier"), layer("all queries", torch.float64))
     run = compiled(plain, tmp_path)
     inputs = [features(3), features(1), spoilt(features(2))]

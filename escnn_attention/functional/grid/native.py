@@ -212,13 +212,13 @@ def _packaged(call: Arguments) -> Tensor:
     heads, images, positions, _, channels = call.q.shape
     arguments = _prepared(call)
     members = KERNEL.structure.members(arguments, LoopResults())
-    shape = (heads, images, positions, call.num_poses, channels)
     if arguments.everything:
-        return _packaged_loop(call.q.dtype, members, shape)
+        return _packaged_loop(call.q.dtype, members, (heads, images, positions, call.num_poses, channels))
     in_memory = (None if t is None else t.permute(1, 0, 3, 4, 2) for t in members.arrays[:3])
     members = members._replace(arrays=[*in_memory, *members.arrays[3:]])
-    out = _packaged_loop(call.q.dtype, members, shape)  # whose numbers lie in another order
-    return out.flatten().view(images, heads, call.num_poses, channels, positions).permute(1, 0, 4, 2, 3)
+    # A view in place of this order lets the compiler take the number of images for any that it was shown.
+    out = _packaged_loop(call.q.dtype, members, (images, heads, call.num_poses, channels, positions))
+    return out.permute(1, 0, 4, 2, 3)
 
 
 class _Space(NamedTuple):
