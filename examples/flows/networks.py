@@ -10,7 +10,7 @@ from torch import Tensor, nn
 def without_divergence(velocity: Tensor) -> Tensor:
     """Velocities ``(B, 2, n, n)`` on a torus without their gradient part, and without waves the grid cannot tell."""
     n = velocity.shape[-1]
-    along = torch.fft.fftfreq(n, 1 / n, dtype=velocity.dtype)
+    along = torch.fft.fftfreq(n, 1 / n, dtype=velocity.dtype, device=velocity.device)
     told = along.abs() < n / 2
     waves = torch.stack((along.expand(n, n), -along[:, None].expand(n, n)))  # the second component is that upwards
     modes = torch.fft.fft2(velocity) * (told & told[:, None])
