@@ -311,12 +311,9 @@ class Encoding(Versioned, ABC):
         return torch.cat([phase.cos(), phase.sin()], dim=1), readout
 
     def first_layer(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        r"""The features in the form :math:`\varphi(\delta) = \mathrm{SiLU}(A\delta + b)`.
+        r"""``(F, d)``, ``(F,)`` and the readout of features :math:`\mathrm{SiLU}(A\delta + b)`; None without.
 
         Kernels on a GPU make these by themselves, and hold none.
-
-        Returns:
-            A, ``(F, d)``, b, ``(F,)``, and the readout W, ``(heads or 1, C, F)``; None where they have no such form.
         """
         return None
 
@@ -356,11 +353,7 @@ class Encoding(Versioned, ABC):
         return F.pad(values, (self.channels - values.shape[-1], 0))
 
     def pair_bias(self, tables: PairTables) -> PairBias:
-        """The terms that the encoding adds to the scores between points.
-
-        Args:
-            tables: the layer's tables of the group and of the pairs.
-        """
+        """The terms that the encoding adds to the scores between points, by tables of the group and of pairs."""
         return EncodingBias(self, tables)
 
     def _output_layers(self) -> list[torch.nn.Linear]:

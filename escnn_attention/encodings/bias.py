@@ -58,15 +58,13 @@ def positional_bias(
     relative: Tensor | None = None,
     log_measure: Tensor | None = None,
 ) -> PositionalBias:
-    """The terms that an encoding and a measure add to the scores at the positions of a grid.
+    """The terms that an encoding and a measure add to the scores at the positions of a grid, or of a pair of grids.
 
     Args:
-        encoding: a bound encoding.
-        positions: those of the features, or of queries and keys; None for an encoding without a function of the offset.
+        encoding: a bound encoding; without a function of the offset it needs no ``positions``.
         inverse: ``(|H|, d, d)``; the matrix of the inverse of every output pose.
-        quotient: ``(|H|, P)``; the index of each key pose relative to each output pose. None with ``relative``, and
+        quotient, relative: ``(|H|, P)``, key poses relative to output poses; or ``(|H|, P, F)``, as features. None
             where keys have no poses.
-        relative: ``(|H|, P, F)``; the relative poses as features, for an encoding that was bound with some.
         log_measure: ``(P,)``; the logarithm of the measure of the poses of the keys. None where all are alike.
     """
     spatial, query_spatial, rotary = None, None, encoding.rotations() if encoding.rotates else None
@@ -214,15 +212,9 @@ class _SeenBy:
 
 
 class OverStabilizer(_SeenBy):
-    r"""The encoding of cosets hK, the mean over the subgroup K that keeps a pose,
-    :math:`\frac{1}{|K|} \sum_{k \in K} \rho(k^{-1}\delta, k^{-1}p)`.
+    r"""The encoding of cosets hK, the mean :math:`\frac{1}{|K|} \sum_{k \in K} \rho(k^{-1}\delta, k^{-1}p)`.
 
-    It is the same for all elements of a coset. Rotations are by the mean frequencies, those along the directions that K
-    keeps.
-
-    Args:
-        encoding: a bound encoding, whose poses are double cosets.
-        inverse: ``(|K|, d, d)``; the matrix of the inverse of every element of K.
+    It is the same for all elements of a coset. Rotations are by the mean frequencies, along directions that K keeps.
     """
 
     def __init__(self, encoding: Offers, inverse: Tensor):
@@ -257,8 +249,7 @@ class OverStabilizer(_SeenBy):
 class FromAllPoses(_SeenBy):
     r"""The encoding :math:`\rho(h^{-1}\delta)` for every pose h, side by side, as that of a single pose.
 
-    With queries and keys of all poses side by side, too, the score of that pose is the sum of the scores of all. The
-    encoding is a function of the offset, added to the keys.
+    With queries and keys of all poses side by side, the score of that pose is the sum of the scores of all.
     """
 
     absolute = rotates = rotates_values = False

@@ -68,7 +68,6 @@ class ConvolutionalEncoding(Encoding):
         rest: the other encoding.
 
     Raises:
-        TypeError: ``encoding`` is no encoding.
         ValueError: it is absolute or rotary, or a number is not positive; on binding, a head has a single channel,
             queries have no bias, or the layer is not on a grid with a finite group.
 

@@ -53,7 +53,6 @@ class PairKernel(Versioned):
             :math:`\mathrm{SiLU}(w^T\mathrm{SiLU}(\dots))`, so that the number is at least -0.28.
 
     Raises:
-        TypeError: ``biases`` or ``last_activation`` is neither True nor False.
         ValueError: an unknown option; neither content nor location; a ``"product"`` without one of them; ``biases`` or
             ``last_activation`` without a network.
 
@@ -115,8 +114,7 @@ class PairKernel(Versioned):
     def needs(self, channels: int, dim: int, normalization: Normalization = "softmax") -> Needs:
         """The projections that a layer needs for its scores: see :meth:`escnn_attention.Encoding.needs`.
 
-        Without content there are neither queries nor keys. A bias of the keys adds the same to all scores of a query,
-        and drops out of a softmax, only if the content is a product that is added to the location.
+        A bias of keys drops out of a softmax only if the content is a product that is added to the location.
         """
         if self.content == "none":
             return Needs(queries=False, keys=False)
@@ -138,10 +136,7 @@ class PairKernel(Versioned):
         *,
         normalization: Normalization = "softmax",
     ) -> PairKernel:
-        """A copy with parameters: see :meth:`escnn_attention.encodings.base.Encoding.bind`.
-
-        Parameters that add the same to all scores of a query are left out: they drop out of a softmax.
-        """
+        """A copy with the parameters that do not drop out of a softmax: see :meth:`escnn_attention.Encoding.bind`."""
         if self.bound:
             raise ValueError("encoding: this PairKernel belongs to a layer already; pass a new one")
         bound = copy.deepcopy(self)
@@ -204,12 +199,7 @@ class PairKernel(Versioned):
             self.read_both = _weight(heads, hidden, gain=4.0)
 
     def poses(self, quotient: Tensor, relative: Tensor | None) -> Tensor | None:
-        r"""The contribution of the pose to the first layer of the location, ``(M, first, H, P)``.
-
-        Args:
-            quotient: ``(H, P)``; the index of :math:`h^{-1}\hat h`.
-            relative: ``(H, P, F)``, features of it, where the fiber group is continuous.
-        """
+        """The contribution ``(M, first, H, P)`` of poses to the first layer, by ``(H, P)`` indices or features."""
         if self.location == "none" or self.num_poses <= 1:
             return None
         assert self.of_pose is not None

@@ -41,8 +41,7 @@ class QuadraticEncoding(Encoding):
         sharpness: ``(num_heads,)``.
 
     Raises:
-        ValueError: ``sharpness`` is not positive, or above 1e30; on binding, when a head has fewer than d + 1
-            channels.
+        ValueError: ``sharpness`` is not positive, or above 1e30; on binding, when a head has fewer than d + 1 channels.
 
     Example:
         >>> from escnn_attention import GroupSelfAttention, QuadraticEncoding

@@ -34,10 +34,9 @@ def all_at_once(
 
     Points of a ``batch`` below zero are of no cloud. A ``numbered`` chunk tells which of the edges is which.
 
-    Example:
-        >>> some = all_at_once(torch.tensor([[0.0], [1.0], [3.0]]), None, None, Neighbourhood(radius=1.5))
-        >>> some.queries.flatten().tolist(), some.keys.tolist()
-        ([0, 1, 2], [[0, 1], [0, 1], [2, -1]])
+    >>> some = all_at_once(torch.tensor([[0.0], [1.0], [3.0]]), None, None, Neighbourhood(radius=1.5))
+    >>> some.queries.flatten().tolist(), some.keys.tolist()
+    ([0, 1, 2], [[0, 1], [0, 1], [2, -1]])
     """
     name_sizes_apart()
     if edge_index is not None:
@@ -49,9 +48,8 @@ def all_at_once(
 def clouds_at_once(places: Tensor, batch: Tensor | None) -> Chunk:
     """All clouds in one chunk, each a group, filled up to the longest: see :func:`all_at_once`.
 
-    Example:
-        >>> clouds_at_once(torch.zeros(5, 1), torch.tensor([1, 0, 1, 1, -1])).keys.tolist()
-        [[1, -1, -1], [0, 2, 3]]
+    >>> clouds_at_once(torch.zeros(5, 1), torch.tensor([1, 0, 1, 1, -1])).keys.tolist()
+    [[1, -1, -1], [0, 2, 3]]
     """
     name_sizes_apart()
     if batch is None:
@@ -70,12 +68,9 @@ def pairs_at_once(
 ) -> Chunk:
     """All points ``(N, d)`` in one chunk, each with its neighbours in another cloud ``(N', d)``, of the same number.
 
-    By default all points of that cloud are neighbours: see :func:`all_at_once`.
-
-    Example:
-        >>> some = pairs_at_once(torch.zeros(2, 1), torch.tensor([0, 1]), torch.zeros(3, 1), torch.tensor([1, 0, 1]))
-        >>> some.queries.flatten().tolist(), some.keys.tolist()
-        ([0, 1], [[1, -1], [0, 2]])
+    >>> some = pairs_at_once(torch.zeros(2, 1), torch.tensor([0, 1]), torch.zeros(3, 1), torch.tensor([1, 0, 1]))
+    >>> some.queries.flatten().tolist(), some.keys.tolist()
+    ([0, 1], [[1, -1], [0, 2]])
     """
     name_sizes_apart()
     if query_batch is None and key_batch is None and rule.is_global:

@@ -112,10 +112,7 @@ def shared_geometry() -> Iterator[None]:
 
 
 def cached(make: Callable[..., _T], *arguments: Any) -> _T:
-    """``make(*arguments)``, which is remembered within :func:`shared_geometry`.
-
-    Tensors are the same if they are the same object: nobody changes one within a pass. Compilers do not look inside.
-    """
+    """``make(*arguments)``, which is remembered within :func:`shared_geometry`, by the identity of tensors."""
     result: _T = _outside(_look_up)(make, *arguments)
     return result
 

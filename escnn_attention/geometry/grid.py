@@ -34,12 +34,11 @@ class Offsets:
         Positions that lie half a torus apart have several shortest offsets, and the table has the mean over them: an
         element of the group maps the shortest offsets of a pair to those of another.
 
-        Example:
-            >>> ring = Grid((4,), Window(None, "circular square"))
-            >>> ring.offsets.squeeze(-1).tolist()  # in units of 2 positions
-            [-1.0, -0.5, 0.0, 0.5, 1.0]
-            >>> ring.averaged(ring.offsets + 10).squeeze(-1).tolist()  # of -1, 0, 1 and both -2 and 2 positions
-            [9.5, 10.0, 10.5, 10.0]
+        >>> ring = Grid((4,), Window(None, "circular square"))
+        >>> ring.offsets.squeeze(-1).tolist()  # in units of 2 positions
+        [-1.0, -0.5, 0.0, 0.5, 1.0]
+        >>> ring.averaged(ring.offsets + 10).squeeze(-1).tolist()  # of -1, 0, 1 and both -2 and 2 positions
+        [9.5, 10.0, 10.5, 10.0]
         """
         if self._shortest is None:
             return table
@@ -153,13 +152,7 @@ _kept: dict[tuple[Any, ...], Grid] = {}
 
 
 def kept_grid(shape: Sequence[int], window: Window, dtype: torch.dtype, device: torch.device, spacing: int = 1) -> Grid:
-    """The grid of these arguments. Small ones are made once; the oldest of many give way.
-
-    Example:
-        >>> arguments = (torch.Size((5, 5)), Window(3), torch.float32, torch.device("cpu"))
-        >>> kept_grid(*arguments) is kept_grid(*arguments)
-        True
-    """
+    """The grid of these arguments. Small ones are made once; the oldest of many give way."""
     shape = tuple(shape)
     # A compiler has constants of its own, and other modes want tensors of another kind.
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_in_torch_dispatch_mode():
@@ -176,15 +169,13 @@ def kept_grid(shape: Sequence[int], window: Window, dtype: torch.dtype, device: 
 
 
 def trimmed(shape: tuple[int, ...], window: Window) -> tuple[Window, Tensor | None]:
-    """A window for the same neighbourhoods that does not reach beyond the grid.
+    """A window for the same neighbourhoods that does not reach beyond the grid, and the rows of its offsets.
 
-    Returns:
-        the window, and the rows of its offsets in the table of the one given; None where that one stays.
+    The rows are None where the window stays.
 
-    Example:
-        >>> window, rows = trimmed((2, 2), Window(7))
-        >>> window, len(rows)
-        (Window(kernel_size=3, shape='square', dilation=1), 9)
+    >>> window, rows = trimmed((2, 2), Window(7))
+    >>> window, len(rows)
+    (Window(kernel_size=3, shape='square', dilation=1), 9)
     """
     if window.kernel_size is None or window.circular:
         return window, None
@@ -223,11 +214,7 @@ def _periods(shape: tuple[int, ...], window_shape: WindowShape) -> tuple[int, ..
 
 
 def check_around(shape: tuple[int, ...], window: Window) -> None:
-    """No window reaches around a torus of keys, where a query would see one twice.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Check that no window reaches around a torus of keys, where a query would see one twice."""
     around = [n for n in _periods(shape, window.shape) if n]
     if window.kernel_size is None or not around:
         return
@@ -257,12 +244,7 @@ def _box(shape: tuple[int, ...], kernel_size: int | None, window_shape: WindowSh
 
 
 def steps_within(shape: tuple[int, ...], kernel_size: int | None, window_shape: WindowShape) -> Tensor:
-    """The steps that a query sees along the axes, in the order of the table of offsets.
-
-    Example:
-        >>> steps_within((9,), 3, "square").squeeze(-1).tolist()
-        [-1, 0, 1]
-    """
+    """The steps that a query sees along the axes, in the order of the table of offsets."""
     box = indices([torch.arange(low, high + 1) for low, high in _box(shape, kernel_size, window_shape)])
     return box[_inside(box, kernel_size, window_shape)]
 

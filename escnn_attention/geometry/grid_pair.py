@@ -16,37 +16,22 @@ from escnn_attention.geometry.windows import Blocks, WindowShape, is_circular
 
 
 class GridPair(Offsets):
-    """The offsets between the positions of two grids that share their centre.
+    """The offsets between the positions of two grids that share their centre; attributes are those of :class:`Grid`.
 
     On a torus they are the shortest ones, of which positions half a torus apart have several: see
-    :meth:`Grid.averaged`. Both grids cover the same torus.
+    :meth:`Grid.averaged`. Both grids cover the same torus. A ValueError for grids of different dimensions, a dilated
+    window, or a query that sees no key.
 
     Args:
         queries: with the window of keys that each of its positions sees: those less than half the width away, in steps
             of the grid of the keys. It is the same neighbourhood where both grids are the same.
-        keys: its ``spacing`` and that of the queries have the same unit. A spacing of 0 puts all positions of a grid at
-            the centre.
+        keys: its ``spacing`` and that of the queries have the same unit; one of 0 puts all positions at the centre.
 
-    Attributes:
-        offsets: ``(L, d)``; the offsets that there are, in units of the reach of the window, or of the longest offset.
-        coordinates, key_coordinates: ``(N, d)`` and ``(N', d)``; the positions, relative to the centre, in units of
-            half the extent of the larger grid.
-        places, key_places: ``(N, d)`` and ``(N', d)``; the same in units of the offsets.
-        window: that of the queries.
-        complete: whether every query sees every key.
-
-    Raises:
-        ValueError: grids of different dimensions, a dilated window, or a window without a key for some query.
-
-    Example:
-        >>> from escnn_attention.geometry.windows import Window
-        >>> fine, coarse = Grid((4,), Window(3)), Grid((2,), Window(), spacing=2)
-        >>> pair = GridPair(fine, coarse)  # queries at -1.5, -0.5, 0.5, 1.5, and keys at -1, 1
-        >>> pair.offsets[pair.rows(torch.arange(4)[:, None], torch.arange(2)).clamp(min=0)].squeeze(-1)
-        tensor([[ 0.2500,  1.2500],
-                [-0.2500,  0.7500],
-                [-0.7500,  0.2500],
-                [-1.2500, -0.2500]], dtype=torch.float64)
+    >>> from escnn_attention.geometry.windows import Window
+    >>> fine, coarse = Grid((4,), Window(3)), Grid((2,), Window(), spacing=2)
+    >>> pair = GridPair(fine, coarse)  # queries at -1.5, -0.5, 0.5, 1.5, and keys at -1, 1
+    >>> pair.offsets[pair.rows(torch.arange(4)[:, None], torch.arange(2)).clamp(min=0)].squeeze(-1)[0]
+    tensor([0.2500, 1.2500], dtype=torch.float64)
     """
 
     def __init__(self, queries: Grid, keys: Grid):
@@ -96,14 +81,7 @@ def _check_torus(queries: Grid, keys: Grid) -> None:
 
 
 class _Axis(NamedTuple):
-    """The offsets between two grids along one axis, as whole numbers of half steps.
-
-    Attributes:
-        low: the least of them.
-        step: how far they lie apart.
-        number: how many there are.
-        period: after how many half steps a torus comes back; 0 for an axis that ends.
-    """
+    """The offsets between two grids along an axis, in half steps; ``period`` is that of a torus, or 0."""
 
     low: int
     step: int
@@ -136,11 +114,10 @@ def _axes(
 
 
 def cell_of(query_spacing: int, key_spacing: int) -> tuple[int, int]:
-    """How many queries and how many keys lie in a cell along an axis: whatever its number, they lie alike in all.
+    """How many queries and how many keys lie in a cell along an axis, alike in all cells.
 
-    Example:
-        >>> cell_of(1, 2), cell_of(6, 4)
-        ((2, 1), (2, 3))
+    >>> cell_of(1, 2), cell_of(6, 4)
+    ((2, 1), (2, 3))
     """
     common = math.gcd(query_spacing, key_spacing)
     return key_spacing // common, query_spacing // common
@@ -157,18 +134,13 @@ def cell_tables(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The keys that queries see, told by cells.
 
-    Position number b along an axis lies in cell b // n, where it is in slot b % n of the n of a cell. Slots are counted
-    as the positions of a grid are.
+    Position number b along an axis lies in cell b // n, in slot b % n of its n. The result is both shapes; for every
+    key of a query in each slot the number of cells to it along the axes, its slot, and the row of
+    :attr:`GridPair.offsets`, ``(K, d + 2)``; and where those of each slot begin, and the last end, ``(slots + 1,)``.
 
-    Returns:
-        ``query_shape`` and ``key_shape`` as tensors; for every key of a query in each slot the number of cells from one
-        to the other along the axes, the slot of the key, and the row of :attr:`GridPair.offsets`, ``(K, d + 2)``; and
-        where those of each slot begin, and the last end, ``(slots + 1,)``.
-
-    Example:
-        >>> *_, keys, starts = cell_tables((4,), 1, (2,), 2, 1, "square")  # queries at -1.5 to 1.5, keys at -1 and 1
-        >>> keys.tolist(), starts.tolist()  # the first query of a cell sees the key half a step behind it
-        ([[0, 0, 1], [0, 0, 0]], [0, 1, 2])
+    >>> *_, keys, starts = cell_tables((4,), 1, (2,), 2, 1, "square")  # queries at -1.5 to 1.5, keys at -1 and 1
+    >>> keys.tolist(), starts.tolist()  # the first query of a cell sees the key half a step behind it
+    ([[0, 0, 1], [0, 0, 0]], [0, 1, 2])
     """
     queries, keys = cell_of(query_spacing, key_spacing)
     sides = _axes(query_shape, query_spacing, key_shape, key_spacing, is_circular(window_shape))

@@ -244,12 +244,9 @@ class Neighbourhood:
 
     Attributes:
         radius: the largest distance, in the units of the coordinates; None for any.
-        num_neighbours: the nearest so many, the point itself included; None for all. Of other points at the same
-            distance any is taken.
-        metric: the distance of points ``(..., d)`` that broadcast against each other, ``(...)``; None for that of their
-            coordinates.
-        period: of each coordinate, where the distance is that of the nearest images in a periodic box; None elsewhere,
-            and with a metric.
+        num_neighbours: the nearest so many, the point itself included; None for all. Ties are broken arbitrarily.
+        metric: the distance ``(...)`` of points ``(..., d)``; None for that of their coordinates.
+        period: of each coordinate, where the distance is that of the nearest images in a periodic box.
     """
 
     radius: float | None = None
@@ -289,10 +286,7 @@ class Neighbourhood:
         return Lists(self._by_distances(x, clouds[0], y, clouds[1]), len(x), len(y))
 
     def precise(self, x: Tensor) -> Tensor:
-        """Coordinates in the precision in which distances are worked out, on every device as the tree does.
-
-        Those of a metric are no matter of the tree, and ONNX has no angles in double precision.
-        """
+        """Coordinates as distances take them: double, but for metrics, as ONNX has no angles in double."""
         single = self.metric is not None or x.device.type == "mps"
         return x.to(torch.promote_types(x.dtype, torch.float32)) if single else x.double()
 
@@ -379,25 +373,15 @@ _DISTANCES = 2**22
 
 
 def largest_step(query: Tensor, key: Tensor) -> Tensor:
-    """The largest distance ``(...)`` along an axis of points ``(..., d)``: by it boxes are balls.
-
-    Example:
-        >>> largest_step(torch.tensor([1.0, 0.0]), torch.tensor([3.0, 3.0]))
-        tensor(3.)
-    """
+    """The largest distance ``(...)`` along an axis of points ``(..., d)``: by it boxes are balls."""
     return (key - query).abs().amax(-1)
 
 
 def nearest_image(offset: Tensor, period: tuple[float, ...] | float | None) -> Tensor:
-    """The shortest of the offsets ``(..., d)`` between the images of two points in a periodic box.
+    """The shortest of the offsets ``(..., d)`` between the images of two points in a box of these periods, or this one.
 
-    Args:
-        offset: between any two images.
-        period: of all coordinates, or of each; None for the offset itself.
-
-    Example:
-        >>> nearest_image(torch.tensor([4.0, -4.0, 11.0]), 5.0)
-        tensor([-1.,  1.,  1.])
+    >>> nearest_image(torch.tensor([4.0, -4.0, 11.0]), 5.0)
+    tensor([-1.,  1.,  1.])
     """
     if period is None:
         return offset
@@ -407,12 +391,9 @@ def nearest_image(offset: Tensor, period: tuple[float, ...] | float | None) -> T
 
 
 def numbers_of(name: str, values: Tensor) -> Tensor:
-    """The numbers of a tensor, which what is decided by them may look at, without derivatives of any kind.
+    """The numbers of a tensor, which ``grad`` or ``jvp`` of ``torch.func`` may have wrapped, without derivatives.
 
-    ``grad`` or ``jvp`` of ``torch.func`` may have wrapped it.
-
-    Raises:
-        ValueError: ``torch.vmap`` goes over the tensor ``name``, and each of several calls would decide for itself.
+    A ValueError where ``torch.vmap`` goes over it: each of several calls would decide for itself.
     """
     found = numbers_if_one(values)
     if found is None:
@@ -448,21 +429,15 @@ def _in_order(cloud: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def where(flags: Tensor) -> Tensor:
-    """The indices of the flags ``(N,)`` that are true.
-
-    Example:
-        >>> where(torch.tensor([True, False, True]))
-        tensor([0, 2])
-    """
+    """The indices of the flags ``(N,)`` that are true."""
     return flags.nonzero().squeeze(1)
 
 
 def stretches(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """In which stretch of equal numbers each of the numbers ``(N,)`` is, ``(N,)``, and where all begin, ``(G,)``.
+    """The stretch of equal numbers in which each of ``(N,)`` is, ``(N,)``, and where all begin, ``(G,)``.
 
-    Example:
-        >>> stretches(torch.tensor([4, 4, 7, 5, 5]))
-        (tensor([0, 0, 1, 2, 2]), tensor([0, 2, 3]))
+    >>> stretches(torch.tensor([4, 4, 7, 5, 5]))
+    (tensor([0, 0, 1, 2, 2]), tensor([0, 2, 3]))
     """
     place = torch.arange(numbers.shape[0], device=numbers.device)
     before = numbers.index_select(0, (place - 1).clamp(min=0))

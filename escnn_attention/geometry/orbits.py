@@ -13,14 +13,11 @@ from escnn_attention.geometry.windows import Window, shape_of
 
 
 def orbits_of(points: Tensor, action: np.ndarray) -> tuple[Tensor, Tensor]:
-    """The first point of each orbit under a group, by its row, ascending, and the order of its stabiliser.
+    """The row of the first of the points ``(n, d)`` in each orbit, ascending, and the order of its stabiliser.
 
-    Elements with the matrices ``action`` ``(|H|, d, d)`` may map the points ``(n, d)`` elsewhere, too.
-
-    Example:
-        >>> signs = np.array([[[1.0]], [[-1.0]]])
-        >>> [values.tolist() for values in orbits_of(torch.tensor([[-1.0], [0.0], [1.0]]), signs)]
-        [[0, 1], [1, 2]]
+    >>> signs = np.array([[[1.0]], [[-1.0]]])
+    >>> [values.tolist() for values in orbits_of(torch.tensor([[-1.0], [0.0], [1.0]]), signs)]
+    [[0, 1], [1, 2]]
     """
     places = points.double().numpy()
     same = np.zeros((len(places), len(places)), dtype=bool)
@@ -36,10 +33,8 @@ def orbits_of(points: Tensor, action: np.ndarray) -> tuple[Tensor, Tensor]:
 def orbit_places(size: int, action: np.ndarray) -> np.ndarray:
     """Where elements take the first position of each orbit, ``(K, |H|)``, on a grid that is as long along every axis.
 
-    Example:
-        >>> orbit_places(3, np.array([[[1.0]], [[-1.0]]]))
-        array([[0, 2],
-               [1, 1]])
+    >>> orbit_places(3, np.array([[[1.0]], [[-1.0]]])).tolist()
+    [[0, 2], [1, 1]]
     """
     points = Grid((size,) * action.shape[-1], Window()).coordinates.numpy() * (size - 1)  # whole numbers
     weights = (2 * size) ** np.arange(points.shape[1])
@@ -52,13 +47,7 @@ def orbit_places(size: int, action: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Views:
-    """The place and pose to which each of M heads attends.
-
-    Attributes:
-        places: ``(M, d)``, offsets in units of the window's reach.
-        poses: ``(M,)``, the index of a relative pose p = h⁻¹ĥ.
-        step: the distance of neighbouring places, in the same units.
-    """
+    """The places ``(M, d)``, in units of the reach and ``step`` apart, and relative poses ``(M,)`` of heads."""
 
     places: Tensor
     poses: Tensor
@@ -71,20 +60,12 @@ class Orbits:
 
     A head whose output pose h attends to :math:`x + h\Delta` covers, over all poses, the whole orbit :math:`H\Delta`.
     So one place of each orbit suffices if the projections distinguish poses; otherwise every place counts, with every
-    pose.
+    pose, and ``action`` holds the identity alone. ``poses`` are the relative poses to look at.
 
-    Attributes:
-        window: of the layer.
-        action: ``(|H|, d, d)``, the matrices of the elements by which places are told apart; of the identity alone
-            where every place counts.
-        poses: the indices of the relative poses that there are to look at.
-        ball: whether places of a lattice in place of a window fill a ball, and not a box.
-
-    Example:
-        >>> quarters = np.array([[[1, 0], [0, 1]], [[0, -1], [1, 0]], [[-1, 0], [0, -1]], [[0, 1], [-1, 0]]])
-        >>> views = Orbits(Window(3), quarters, poses=(0,)).spread(3)
-        >>> views.places.norm(dim=1).tolist(), views.step  # the middle, a side and a corner
-        ([0.0, 1.0, 1.4142135381698608], 1.0)
+    >>> quarters = np.array([[[1, 0], [0, 1]], [[0, -1], [1, 0]], [[-1, 0], [0, -1]], [[0, 1], [-1, 0]]])
+    >>> views = Orbits(Window(3), quarters, poses=(0,)).spread(3)
+    >>> views.places.norm(dim=1).tolist(), views.step  # the middle, a side and a corner
+    ([0.0, 1.0, 1.4142135381698608], 1.0)
     """
 
     window: Window
@@ -95,17 +76,9 @@ class Orbits:
     def spread(self, num_heads: int, width: int | None = None, reach: float | None = None) -> Views:
         """The views of heads that together cover the window.
 
-        The places are sorted by their distance from the centre. If there are fewer heads than places, heads take places
-        at equal distances in this order, from the first on; if there are more, every place has one and the others start
-        again, with the next pose.
-
-        Args:
-            num_heads: M.
-            width: for global attention, which has no window: the places of a lattice of so many along each axis.
-            reach: for global attention: where the outermost of them lie along the axes, in units of the grid's reach.
-
-        Raises:
-            ValueError: attention is global, and there is no ``width`` or no ``reach``.
+        Heads take places at equal steps of their order by the distance from the centre; of more heads than places the
+        others start again, with the next pose. Global attention, which has no window, has a lattice of ``width`` places
+        along each axis, the outermost at ``reach`` in units of the grid's reach, and raises a ValueError without them.
         """
         window = self.window
         if window.kernel_size is None:

@@ -19,17 +19,10 @@ class Points:
 
     Args:
         coordinates: ``(N, ...)``, the coordinates of each point as a bias takes them, in the units of the encoding.
-        places: ``(N, d)``, where neighbours are searched.
+        places: ``(N, d)``, where neighbours are searched, by this ``rule``.
         edge_index: ``(2, E)``, from keys to queries; None for those of the rule.
         batch: ``(N,)``, the number of the cloud of each point; None for a single cloud.
-        rule: by which points are neighbours.
-        edge_attr: features of the edges, ``(E, F)``, or of all pairs of points of each cloud, ``(B, n, n, F)``; None
-            without.
-
-    Attributes:
-        number: N.
-        whole: whether every point sees its whole cloud.
-        coordinates, edge_attr: the arguments.
+        edge_attr: features of edges ``(E, F)``, or of all pairs of points of clouds, ``(B, n, n, F)``; None without.
     """
 
     def __init__(
@@ -90,11 +83,7 @@ class Points:
         return query.unsqueeze(2), key.unsqueeze(1)
 
     def edge_rows(self, some: Chunk) -> Tensor:
-        """Which rows of the features of edges, of all tables one below the other, the pairs of a chunk have.
-
-        Returns:
-            ``(G, A, K)``; -1 where a query or a key fills up.
-        """
+        """The rows ``(G, A, K)`` of features of edges that pairs of a chunk have; -1 where either fills up."""
         if some.edges is not None:
             return some.edges.unsqueeze(1)
         assert self.edge_attr is not None
@@ -117,19 +106,11 @@ def ranks(batch: Tensor | None, mask: Tensor | None, coords: Tensor) -> Tensor:
 
 
 def pair_rows(queries: Tensor, keys: Tensor, batch: Tensor | None, rank: Tensor, size: int) -> Tensor:
-    """Where the features of pairs of points stand among all rows of a table, ``(G, A, K)``; -1 where either fills up.
+    """The rows ``(G, A, K)`` of pairs in a table ``(B, n, n, ...)`` of clouds; -1 where either fills up.
 
-    Args:
-        queries, keys: ``(G, A)`` and ``(G, K)``, points; -1 fills up.
-        batch: ``(N,)``, the number of the cloud of each point; None for a single cloud.
-        rank: ``(N,)``, how many points of its cloud are before each: see :func:`ranks`.
-        size: n of the table ``(B, n, n, ...)`` of the points of each cloud, in their order.
-
-    Example:
-        >>> batch, keys = torch.tensor([0, 1, 1]), torch.tensor([[1, 2, -1]])
-        >>> pair_rows(keys[:, :2], keys, batch, ranks(batch, None, torch.zeros(3, 2)), 2)
-        tensor([[[ 4,  5, -1],
-                 [ 6,  7, -1]]])
+    >>> batch, keys = torch.tensor([0, 1, 1]), torch.tensor([[1, 2, -1]])
+    >>> pair_rows(keys[:, :2], keys, batch, ranks(batch, None, torch.zeros(3, 2)), 2).tolist()
+    [[[4, 5, -1], [6, 7, -1]]]
     """
     row = rank if batch is None else batch * size + rank
     rows = row[queries.clamp(min=0)].unsqueeze(2) * size + rank[keys.clamp(min=0)].unsqueeze(1)
@@ -137,11 +118,7 @@ def pair_rows(queries: Tensor, keys: Tensor, batch: Tensor | None, rank: Tensor,
 
 
 def features_of_shown(edge_attr: Tensor, mask: Tensor, edge_index: Tensor | None, batch: Tensor | None) -> Tensor:
-    """The features of the pairs that a mask ``(N,)`` shows, as those of a cloud without the points that it hides.
-
-    Those of edges that are left; or tables ``(B, n, n, F)`` that begin with the points that are there, with zeros
-    behind.
-    """
+    """The features of edges that a mask ``(N,)`` shows; or tables that begin with the points that are there."""
     if edge_index is not None:
         return edge_attr.index_select(0, where(mask[edge_index].all(0)))
     clouds, size = edge_attr.shape[:2]
@@ -158,15 +135,9 @@ def features_of_shown(edge_attr: Tensor, mask: Tensor, edge_index: Tensor | None
 
 
 class Cloud(NamedTuple):
-    """Where points are, and what else a layer knows of them.
+    """Points, and what else a layer knows of them: see :meth:`escnn_attention.PointSelfAttention.forward`.
 
-    Attributes:
-        coords: ``(N, d)``.
-        edge_index: ``(2, E)``, from keys to queries; None for the neighbours that the layer finds.
-        batch: ``(N,)``, the number of the cloud of each point; None for a single cloud.
-        measure: ``(N,)``; None where all points weigh the same.
-        edge_attr: the features of edges, or of all pairs of points; None without.
-        condition: ``(N, n)``, ``(clouds, n)``, or ``(1, n)`` for a single cloud; None without.
+    The condition is ``(N, n)``, ``(clouds, n)``, or ``(1, n)`` for a single cloud.
     """
 
     coords: Tensor
@@ -189,10 +160,7 @@ def among(there: Tensor, mask: Tensor, edges: Tensor | None) -> Tensor | None:
 
 
 def _only_shown(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor) -> Tensor:
-    """The result of :func:`_of_those_there` in programs, where no size depends on the mask.
-
-    Points that are hidden are of no cloud and of no edge, and their features and coordinates are zeros.
-    """
+    """:func:`_of_those_there` in programs, where no size depends on the mask: hidden points are of no cloud."""
     coords, edges, batch, measure, edge_attr, condition = cloud
     x, coords = (torch.where(mask[:, None], t, 0.0) for t in (x, coords))
     condition = None if condition is None else torch.where(mask[:, None], condition, 0.0)
@@ -217,10 +185,7 @@ def _of_those_there(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor) ->
 
 
 def where_present(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor | None) -> Tensor:
-    """A layer on the points that a mask shows, and zeros at the others; without a mask, on all of them.
-
-    Whatever the points that are not there hold, it reaches nothing, gradients included.
-    """
+    """A layer on the points that a mask shows, and zeros at the others, which reach nothing, gradients included."""
     if mask is None:
         return layer(x, cloud)
     condition, batch = cloud.condition, cloud.batch

@@ -92,7 +92,6 @@ class Offset(Relation):
         period: the side of the box, or those along the axes of the coordinates; None for space itself.
 
     Raises:
-        TypeError: the period is neither a number nor a sequence of numbers.
         ValueError: a period is not positive, or there are not as many as axes.
 
     Example:
@@ -131,11 +130,7 @@ class Offset(Relation):
 
 
 def periods_of(period: tuple[float, ...] | float | None, dim: int) -> tuple[float, ...] | None:
-    """The periods of the coordinates of R^dim; None where there are none.
-
-    Raises:
-        ValueError: there are not as many as axes.
-    """
+    """The periods of the coordinates of R^dim; None where there are none. A ValueError where they are not as many."""
     if period is None or isinstance(period, (int, float)):
         return None if period is None else dim * (float(period),)
     if len(period) != dim:
@@ -401,11 +396,7 @@ def dim_of_motions(g: Tensor) -> int:
 
 
 def quotient(g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The translation ``(..., d)`` and the rotation of :math:`g^{-1} h`: an angle ``(..., 1)``, or a quaternion.
-
-    Args:
-        g, h: motions ``(..., 3)`` or ``(..., 7)``, which broadcast against each other.
-    """
+    """The translation ``(..., d)`` of :math:`g^{-1} h`, and its rotation, an angle ``(..., 1)`` or a quaternion."""
     dim = dim_of_motions(g)
     back = _inverse(g[..., dim:])
     return rotate(back, h[..., :dim] - g[..., :dim]), product(back, h[..., dim:])
@@ -447,12 +438,10 @@ def rotation_vector(rotation: Tensor) -> Tensor:
 
 
 def inverse_of_v(omega: Tensor, x: Tensor) -> Tensor:
-    r"""The translation of the logarithm of a motion by x that rotates by :math:`\omega`, ``(..., d)``.
+    r"""The translation of the logarithm of a motion by x that rotates by :math:`\omega`, of a length below 2π.
 
     .. math:: V^{-1} x = x - \tfrac12 \omega \times x
         + \tfrac{1}{\theta^2}\left(1 - \tfrac{\theta}{2}\cot\tfrac{\theta}{2}\right) \omega \times (\omega \times x)
-
-    where :math:`\omega`, ``(..., 1)`` or ``(..., 3)``, is of the length :math:`\theta` below 2π.
     """
     square = omega.square().sum(-1, keepdim=True)
     small = square < 1e-12

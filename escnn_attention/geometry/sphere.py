@@ -47,7 +47,6 @@ class SphereGrid:
             harmonics of degrees below n (Gauss-Legendre 2n) where there are enough longitudes, more than the order.
 
     Raises:
-        TypeError: a number that is no integer.
         ValueError: a number that the kind does not have, or an unknown kind.
 
     Example:
@@ -92,9 +91,6 @@ class SphereGrid:
         Returns:
             the features ``(B · N, C)`` with their coordinates; the number of the image of each point; the weight of
             each point. They are what the layers on points take.
-
-        Raises:
-            ValueError: another shape or type.
         """
         if x.dim() != 4 or tuple(x.shape[2:]) != self.shape or x.shape[1] != field_type.size:
             needed = ("B", field_type.size, *self.shape)

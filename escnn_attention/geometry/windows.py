@@ -18,12 +18,7 @@ _CAUSAL, _CIRCULAR = "causal", "circular"
 
 
 def shape_of(form: WindowShape, *, causal: bool = False, circular: bool = False) -> WindowShape:
-    """A shape with its words in front.
-
-    Example:
-        >>> shape_of("disc", causal=True)
-        'causal disc'
-    """
+    """A shape with its words in front, such as "causal disc"."""
     return " ".join([_CAUSAL] * causal + [_CIRCULAR] * circular + [form])
 
 
@@ -38,12 +33,7 @@ def is_circular(shape: WindowShape) -> bool:
 
 
 def form_of(shape: WindowShape) -> WindowShape:
-    """A shape without the words in front.
-
-    Example:
-        >>> form_of("causal disc 8")
-        'disc 8'
-    """
+    """A shape without the words in front."""
     return shape.removeprefix(_CAUSAL).lstrip().removeprefix(_CIRCULAR).lstrip()
 
 
@@ -51,27 +41,22 @@ def form_of(shape: WindowShape) -> WindowShape:
 class Window:
     r"""The offsets a query looks at on a grid.
 
-    The words ``"causal"`` and ``"circular"`` in front of a shape change which positions there are to look at. With
-    ``"causal"`` the first axis of the grid is time, and a query looks at its own time and at earlier ones only:
-    ``"causal square"`` of width n has the last n times, and at each of them the box of that width along the other axes.
-    With ``"circular"`` the grid is a torus: a query looks across its edges, along all axes but that of a causal time.
+    With the word ``"causal"`` in front of a shape the first axis of the grid is time, and a query looks at its own time
+    and at earlier ones only: ``"causal square"`` of width n has the last n times, and at each of them the box of that
+    width along the other axes. With ``"circular"`` the grid is a torus, along all axes but that of a causal time.
 
     Attributes:
         kernel_size: the width in positions, odd unless the only axis is a causal time; None looks at the whole grid.
-        shape: ``"square"`` is the box of that width, ``"disc"`` the ball of that diameter inside it, and ``"disc m"``
-            with a whole number m the ball of the offsets of at most :math:`\sqrt m` steps: see :meth:`ball`. It may
-            stand behind ``"causal"``, ``"circular"`` or both.
+        shape: ``"square"`` is the box of that width, ``"disc"`` the ball of that diameter inside it, ``"disc m"`` that
+            of the offsets of at most :math:`\sqrt m` steps: see :meth:`ball`.
         dilation: the step between neighbours, in positions.
-        causal: whether queries look at no later times, along the first axis.
-        circular: whether the grid is a torus.
         form: the shape without the words in front.
 
-    Example:
-        >>> from escnn_attention.geometry.grid import Grid
-        >>> [len(Grid((9, 9), window).offsets) for window in (Window(5), Window(5, "disc"))]
-        [25, 21]
-        >>> Grid((9,), Window(3, "causal square")).offsets.squeeze(-1).tolist()  # two before, one before, itself
-        [-1.0, -0.5, 0.0]
+    >>> from escnn_attention.geometry.grid import Grid
+    >>> [len(Grid((9, 9), window).offsets) for window in (Window(5), Window(5, "disc"))]
+    [25, 21]
+    >>> Grid((9,), Window(3, "causal square")).offsets.squeeze(-1).tolist()  # two before, one before, itself
+    [-1.0, -0.5, 0.0]
     """
 
     kernel_size: int | None = None
@@ -95,9 +80,8 @@ class Window:
     def ball(cls, radius: float) -> Window:
         """The offsets that are shorter than ``radius`` positions, which need not be a whole number.
 
-        Example:
-            >>> Window.ball(2.5), Window.ball(3.0)
-            (Window(kernel_size=5, shape='disc', dilation=1), Window(kernel_size=5, shape='disc 8', dilation=1))
+        >>> Window.ball(2.5), Window.ball(3.0)
+        (Window(kernel_size=5, shape='disc', dilation=1), Window(kernel_size=5, shape='disc 8', dilation=1))
         """
         longest = math.ceil(radius**2) - 1  # Squares of lengths on a grid are whole numbers.
         kernel_size = 2 * math.isqrt(longest) + 1

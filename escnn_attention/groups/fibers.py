@@ -26,11 +26,7 @@ _Result = TypeVar("_Result")
 
 
 def _once(function: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
-    """Compute once for each object.
-
-    escnn's groups are singletons that hold their representations, but products of groups cannot be hashed: objects are
-    told apart by identity, and kept so that no other can take their place.
-    """
+    """Compute once for each object, by its identity: escnn's groups are singletons, but products cannot be hashed."""
     results: dict[int, tuple[Any, _Result]] = {}
 
     @wraps(function)
@@ -58,10 +54,9 @@ class Fibers:
             None for a finite group, whose pairs have an index.
         samples: what was sampled; None for a finite group.
         cosets: ``(|H/K|, |K|)``; the indices of the elements of each coset of a subgroup K, itself the first, where the
-            poses are cosets.
-            ``elements``, ``action`` and ``weights`` are then those of the first element of each, and ``quotient``,
-            ``(|H/K|, |H/K|)``, numbers the double cosets :math:`K g^{-1} h K`, on which a function of two cosets can
-            depend. None where poses are elements.
+            poses are cosets. ``elements``, ``action`` and ``weights`` are then those of the first element of each, and
+            ``quotient``, ``(|H/K|, |H/K|)``, numbers the double cosets :math:`K g^{-1} h K`, on which a function of two
+            cosets can depend. None where poses are elements.
         stabilizer: ``(|K|, d, d)`` float64; the matrices of the inverses of the elements of K.
     """
 
@@ -161,10 +156,7 @@ def fibers(gspace: GSpace, samples: Samples | None = None, subgroup: Any = None)
 
 
 def generic_fibers(gspace: GSpace) -> Fibers:
-    """All elements of a finite fiber group, or generic samples of a continuous one.
-
-    A property of linear maps that holds for these samples holds for all elements.
-    """
+    """All elements of a finite fiber group, or samples of a continuous one that linear maps cannot tell from all."""
     group = gspace.fibergroup
     return fibers(gspace, generic_samples(group) if group.continuous else None)
 
@@ -240,11 +232,7 @@ def _cosets(gspace: GSpace, subgroup: Any) -> Fibers:
 
 @_once
 def _products(group: Group) -> np.ndarray:
-    """The Cayley table: ``products[g, h]`` is the index of ``gh``.
-
-    Only the products with generators are computed by escnn. Every other row is a composition of theirs, which for the
-    full icosahedral group is the difference between milliseconds and seconds.
-    """
+    """The Cayley table: ``products[g, h]`` is the index of ``gh``. Rows of products with generators give all others."""
     elements = list(group.elements)
     index = {element: i for i, element in enumerate(elements)}
     rows = {index[group.identity]: np.arange(len(elements))}
@@ -295,10 +283,7 @@ def is_regular(representation: Representation) -> bool:
 
 
 def is_pointwise(representation: Representation) -> bool:
-    """Whether a representation allows a nonlinearity on every channel.
-
-    escnn does not say so of the trivial representation of a product of groups, of which it is just as true.
-    """
+    """Whether a representation allows a nonlinearity on every channel: trivial ones of products do, too."""
     return "pointwise" in representation.supported_nonlinearities or representation.is_trivial()
 
 
@@ -310,13 +295,8 @@ def regular_fields(field_type: FieldType) -> int:
 class IrrepCopies(NamedTuple):
     r"""The copies of an irrep in a representation of size n, and in the regular one.
 
-    Together the irreps give the matrices of a frame,
-    :math:`\sum_{\rho,a,k,j} \mathrm{poses}_{aj}(h)\, \mathrm{weights}_{kj}\, \mathrm{reads}_{ak}^T = \rho(h)^{-1}`.
-
-    Attributes:
-        reads: ``(m, K, n)``; component a of copy k.
-        weights: ``(K, d, n)``; what weights of a pose make of copy k in copy j of the regular representation.
-        poses: ``(m, d, H)``; the orthonormal functions on the group.
+    Of ``reads`` ``(m, K, n)``, ``weights`` ``(K, d, n)`` and orthonormal ``poses`` ``(m, d, H)``, the sum over irreps
+    is :math:`\sum_{akj} \mathrm{poses}_{aj}(h)\, \mathrm{weights}_{kj}\, \mathrm{reads}_{ak}^T = \rho(h)^{-1}`.
     """
 
     reads: np.ndarray
@@ -330,10 +310,9 @@ class FrameSegment:
 
     Attributes:
         columns: ``(m, n)``; the channels of the m fields of this representation, each of size n.
-        matrices: ``(|H|, n, n)``; :math:`\rho(h^{-1})`, or its transposed inverse, for every pose h. For the cosets of
-            a subgroup ``(|H/K|, r, n)``, in a basis of the r vectors that are the same for all elements of a coset.
-        permutation: ``(|H|, n)`` or None; where the matrices are permutations, the index that does the same:
-            ``(w @ matrices[h])[j] == w[permutation[h, j]]``.
+        matrices: ``(|H|, n, n)``; :math:`\rho(h^{-1})`, or its transposed inverse. For cosets ``(|H/K|, r, n)``, in a
+            basis of the r vectors that are the same for all elements of a coset.
+        permutation: ``(|H|, n)``; of permutations, with ``(w @ matrices[h])[j] == w[permutation[h, j]]``; or None.
         irreps: the copies of each irrep of a finite group, the trivial one first; None for samples.
     """
 
@@ -456,10 +435,7 @@ def _as_permutation(matrices: np.ndarray) -> np.ndarray | None:
 
 
 def invariant_vectors(field_type: FieldType) -> np.ndarray:
-    """``(size, k)``: a basis of the vectors of a type that no element moves, the only ones a bias may add.
-
-    Each column lies in one field and is scaled to a largest entry of 1: on a regular field it is the vector of ones.
-    """
+    """``(size, k)``: a basis of the vectors that no element moves, the only ones a bias may add, one field each."""
     columns = []
     start = 0
     for representation in field_type.representations:

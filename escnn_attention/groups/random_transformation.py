@@ -19,22 +19,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class LieElement:
-    r"""An element of a continuous group, :math:`c \exp(\sum_i x_i X_i)`.
-
-    The vector x ``(k,)`` is the angle of a rotation of the plane or the vector of a rotation of space, ``component``
-    the number of c.
-    """
+    r"""An element :math:`c \exp(\sum_i x_i X_i)`: the angle or vector x ``(k,)`` of a rotation, and the number of c."""
 
     vector: Tensor
     component: int = 0
 
 
 class LieRepresentation(torch.nn.Module):
-    """The matrices of any element in one representation, in float64 on the CPU.
-
-    From those of a basis of the Lie algebra ``(k, n, n)``, and of one element of each connected component ``(c, n,
-    n)``, the identity first.
-    """
+    """The matrices of elements in one representation, in float64 on the CPU, of generators and components."""
 
     def __init__(self, generators: np.ndarray, components: np.ndarray):
         super().__init__()

@@ -80,7 +80,6 @@ class Samples:
             they stay where they are and nothing is random.
 
     Raises:
-        TypeError: ``num_samples`` is not an integer.
         ValueError: it is below 1, or an unknown kind or turn.
 
     Example:
@@ -117,13 +116,7 @@ def as_samples(samples: Any) -> Samples | None:
 
 
 def sampled(group: Group, samples: Samples) -> tuple[tuple[GroupElement, ...], np.ndarray]:
-    """The elements h_s, and their weights ``(S,)``, which sum to S.
-
-    Raises:
-        ValueError: the group has no such samples.
-        NotImplementedError: a continuous group that is none of SO(2), O(2), SO(3), O(3) and their products with finite
-            groups.
-    """
+    """The elements h_s, and their weights ``(S,)``, which sum to S."""
     if isinstance(group, DirectProductGroup):
         return _sampled_product(group, samples)
     number, kind = samples.num_samples, samples.kind
@@ -216,10 +209,7 @@ def rotations_of(group: SO3 | O3, number: int, kind: str) -> np.ndarray:
 
 
 def _orbits(subgroup: np.ndarray, count: int) -> np.ndarray:
-    """A subgroup and some of its cosets gk, each as far from those before it as may be.
-
-    The subgroup maps these samples onto each other, so that a layer is exactly equivariant to it.
-    """
+    """A subgroup, which maps these samples onto each other, and some of its cosets, far from each other."""
     candidates, rotations, samples = _spiral(1024), Rotation.from_quat(subgroup), subgroup
     nearest = np.abs(candidates @ subgroup.T).max(axis=1)  # the cosine of half the angle to the nearest sample
     for _ in range(count - 1):
@@ -240,10 +230,7 @@ def _spiral(number: int) -> np.ndarray:
 def quadrature_weights(
     elements: Sequence[GroupElement], irreps: Callable[[int], Iterable[IrreducibleRepresentation]]
 ) -> np.ndarray:
-    r"""Non-negative weights of sum S with which every irrep but the trivial one has mean zero, frequency by frequency.
-
-    Up to the highest frequency for which there are such weights; of all of them, those nearest to equal ones.
-    """
+    """Non-negative weights of sum S, nearly equal, by which irreps up to the highest frequency have mean zero."""
     group, number = elements[0].group, len(elements)
     weights, rows = np.ones(number), np.ones((1, number))
     if is_subgroup(matrices_of(faithful(group), elements)):
@@ -289,11 +276,7 @@ def _solve(rows: np.ndarray, start: np.ndarray) -> np.ndarray | None:
 
 
 def relative_features(action: Representation, elements: Sequence[GroupElement]) -> np.ndarray:
-    r"""The elements :math:`h_s^{-1} h_t` as numbers, ``(S, S, F)``: the entries of their matrices.
-
-    Entries that are the same for all elements, or that differ in sign only, are left out, and the others have mean 0
-    and variance 1 over the group: what they are does not depend on the samples.
-    """
+    """The entries ``(S, S, F)`` of :math:`h_s^{-1} h_t` that differ, of mean 0 and variance 1 over the group."""
     fine, _ = sampled(action.group, _fine(action.group))
     entries = matrices_of(action, fine).reshape(len(fine), -1)
     kept: list[int] = []

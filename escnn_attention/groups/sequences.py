@@ -28,11 +28,7 @@ class SpaceTime(GSpace):
         return self._action
 
     def restrict(self, id: Any) -> tuple[SpaceTime, Callable[[Any], Any], Callable[[Any], Any]]:
-        """The gspace of a subgroup, with the maps of its elements to the group and back, as in escnn.
-
-        Args:
-            id: the identifier of the subgroup, as ``base.restrict`` takes it.
-        """
+        """The gspace of a subgroup, with the maps of elements to the group and back, as of ``base.restrict``."""
         base, to_group, to_subgroup = self.base.restrict(id)
         return SpaceTime(base), to_group, to_subgroup
 
@@ -61,9 +57,6 @@ def sequence_space(group: Group) -> SpaceTime:
     Args:
         group: the fiber group, a group of escnn.
 
-    Raises:
-        TypeError: ``group`` is none of escnn's groups.
-
     Example:
         >>> import torch
         >>> from escnn_attention import TransformerBlock, sequence_space
@@ -88,9 +81,6 @@ def space_time(gspace: GSpace) -> SpaceTime:
 
     Args:
         gspace: that of a single image or volume.
-
-    Raises:
-        TypeError: ``gspace`` is no gspace.
 
     Example:
         >>> import torch

@@ -135,12 +135,7 @@ class TetrahedralSpace(GSpace):
 
 
 def tetra_group() -> Tetrahedral:
-    """The rotations of the tetrahedron, one object for all, as escnn's groups are.
-
-    Example:
-        >>> tetra_group() is tetra_group()
-        True
-    """
+    """The rotations of the tetrahedron, one object for all, as escnn's groups are."""
     return Tetrahedral._generator()
 
 
@@ -179,17 +174,10 @@ class MotionSpace(GSpace):
 
     It acts on itself from the left, and no element but the identity keeps any of its points: the fiber group is
     trivial, and layers are as equivariant as what they see of two points, which is
-    :class:`~escnn_attention.LiftedMotion`.
+    :class:`~escnn_attention.LiftedMotion`. A ValueError for another ``dim`` than 2 and 3.
 
-    Args:
-        dim: 2 or 3.
-
-    Raises:
-        ValueError: another dimension.
-
-    Example:
-        >>> MotionSpace(3).dimensionality
-        7
+    >>> MotionSpace(3).dimensionality
+    7
     """
 
     def __init__(self, dim: int) -> None:

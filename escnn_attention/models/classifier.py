@@ -76,12 +76,7 @@ class EquivariantClassifier(PretrainedMixin, Classifier):
         self.num_classes = fields if num_classes is None else num_classes
 
     def forward(self, input: GeometricTensor | Tensor) -> Tensor:
-        """The logits ``(B, num_classes)`` of images, as a GeometricTensor of type ``in_type`` or as a plain tensor.
-
-        Raises:
-            TypeError: a tensor of another precision than the network.
-            ValueError: a tensor of another type or shape.
-        """
+        """The logits ``(B, num_classes)`` of images, as a GeometricTensor of type ``in_type`` or as a plain tensor."""
         x = images_of(input, self.in_type, self)
         for stage in self.stages.values():
             x = stage(x)
@@ -174,7 +169,6 @@ class PoseMean(PlainModule):
         ``(B, in_type.size, *space)`` to the same.
 
     Raises:
-        TypeError: ``in_type`` is no field type.
         ValueError: fields that are not regular.
 
     Example:
@@ -208,9 +202,6 @@ class PositionSum(PlainModule):
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, in_type.size, 1, ..., 1)``.
-
-    Raises:
-        TypeError: ``in_type`` is no field type.
 
     Example:
         >>> import torch

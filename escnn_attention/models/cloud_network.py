@@ -24,17 +24,12 @@ class CloudNetwork(PretrainedMixin, PointForward):
     A subclass sets ``embedding``, ``blocks`` and ``head``, and where it has them ``norm``, ``positions``, ``waves`` and
     ``signs``: see :class:`~escnn_attention.plain.point_network.PointForward`.
 
-    Args:
-        gspace: the symmetry, over R^2 or R^3.
-        in_type: the type of the features.
-
-    Example:
-        >>> from escnn_attention.models import LieTransformer
-        >>> from escnn import gspaces
-        >>> network = LieTransformer(gspaces.rot2dOnR2(4), 1, 2, fields=4, num_blocks=1, num_heads=2)
-        >>> x, coords = torch.randn(5, 1), torch.randn(5, 2)
-        >>> network(x, coords).equal(network(network.in_type(x, coords)))
-        True
+    >>> from escnn_attention.models import LieTransformer
+    >>> from escnn import gspaces
+    >>> network = LieTransformer(gspaces.rot2dOnR2(4), 1, 2, fields=4, num_blocks=1, num_heads=2)
+    >>> x, coords = torch.randn(5, 1), torch.randn(5, 2)
+    >>> network(x, coords).equal(network(network.in_type(x, coords)))
+    True
     """
 
     def __init__(self, gspace: GSpace, in_type: FieldType):

@@ -22,7 +22,7 @@ from escnn.nn import (
 )
 
 from escnn_attention._checks import check_bool, check_int, check_probability, check_unused
-from escnn_attention.exporting.modules import exported
+from escnn_attention.exporting.modules import exported_parts
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.arguments import (
     ConvolutionPadding,
@@ -63,10 +63,7 @@ _KINDS = {
 
 
 def check_attention(attention: Attention | None, **options: tuple[Any, Any]) -> None:
-    """Check that ``attention`` is one of the kinds, or None, and has the given options.
-
-    ``options`` are by name their values and defaults: one that the kind lacks must have its default.
-    """
+    """Check that ``attention`` is one of the kinds, or None, and has the options, by name their values and defaults."""
     kinds = get_args(Attention)
     if attention is not None and attention not in kinds:
         raise ValueError(f"attention: got {attention!r}, needed None or one of {', '.join(map(repr, kinds))}")
@@ -221,13 +218,10 @@ def width_for(gspace: GSpace, width: int | None, planar: int) -> int:
 def draw_as_published(network: torch.nn.Module, gain: float) -> None:
     r"""Draw the weights of all convolutions and attentions from the distributions of the published implementation.
 
-    Kernels, those of spatial attention included, are uniform within :math:`\pm \mathrm{gain} / \sqrt{C k^d}`, with C
-    fields of the input (2 for spatial attention) and :math:`k^d` entries: the poses do not count. The layers of channel
-    attention are uniform within :math:`\pm 1 / \sqrt n`, where n is the product of their dimensions behind the first.
-    A band-limited kernel is normal, with the same variance of its entries.
-
-    The published layers also multiply their responses by a constant, :math:`2\pi / |H|` for rotations, which the batch
-    norms undo and which is left out here.
+    Kernels are uniform within :math:`\pm \mathrm{gain} / \sqrt{C k^d}`, with C fields of the input (2 for spatial
+    attention) and :math:`k^d` entries; a band-limited one is normal, with the same variance. The layers of channel
+    attention are uniform within :math:`\pm 1 / \sqrt n`, n the product of their dimensions behind the first. Published
+    layers also multiply responses by a constant, :math:`2\pi / |H|` for rotations, which the batch norms undo.
     """
     for module in network.modules():
         if isinstance(module, PlainAttentiveConv):
@@ -291,7 +285,6 @@ class ResidualBlock(GridModule):
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``, or to half the space.
 
     Raises:
-        TypeError: an argument is of another type.
         ValueError: fields that are not regular, another gspace, an even ``kernel_size``, an unknown attention, an
             option that the attention does not have.
 
@@ -367,8 +360,7 @@ class ResidualBlock(GridModule):
 
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``."""
-        self.eval()
-        return PlainResidualBlock(exported(self.branch), exported(self.shortcut)).eval()
+        return exported_parts(self, PlainResidualBlock)
 
     def extra_repr(self) -> str:
         parts = shown(halve=(self.halve, False), padding_mode=(self.padding_mode, "zeros"))
@@ -396,7 +388,6 @@ class DenseBlock(GridModule):
         ``(B, in_type.size, *space)`` to ``(B, in_type.size + growth * |H|, *(n - kernel_size + 1 for n in space))``.
 
     Raises:
-        TypeError: an argument is of another type.
         ValueError: fields that are not regular, an even ``kernel_size``, an unknown attention, an option that the
             attention does not have, or, on application, a grid that is too small.
 
@@ -460,5 +451,4 @@ class DenseBlock(GridModule):
 
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``."""
-        self.eval()
-        return PlainDenseBlock(exported(self.branch), self.crop.export()).eval()
+        return exported_parts(self, PlainDenseBlock)

@@ -92,10 +92,8 @@ class FieldTransformer(PretrainedMixin, GridModule):
         with a condition ``(B, n)`` or ``(B, n, *space)``. A memory at points is ``(N, memory_type.size)``.
 
     Raises:
-        TypeError: an argument is of another type, or there is no such option.
         ValueError: two gspaces of input and output, another fiber group of the memory, heads that do not divide the
             fields, options of a part that is not there, or as the layers inside raise.
-        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -251,9 +249,6 @@ class FieldTransformer(PretrainedMixin, GridModule):
 
         Returns:
             features of type ``out_type`` at the positions of the input.
-
-        Raises:
-            TypeError, ValueError: as :meth:`escnn_attention.TransformerBlock.forward`.
         """
         if memory is not None:
             memory = self.encode(memory, memory_key_padding_mask)

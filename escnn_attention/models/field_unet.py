@@ -105,11 +105,9 @@ class FieldUNet(PretrainedMixin, GridModule):
         gives one.
 
     Raises:
-        TypeError: an argument is of another type.
         ValueError: a type over another gspace, lists whose lengths do not agree, a level with nothing in it, an even
             width of a kernel, patches for a group that does not map a square onto itself; on application, a grid that
             patches do not divide, or that cannot be halved so often.
-        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -217,7 +215,6 @@ class FieldUNet(PretrainedMixin, GridModule):
         """The output, a ``GeometricTensor`` or a tensor as the input; with ``features_only`` a list of them.
 
         Raises:
-            TypeError: a tensor of another precision than the network.
             ValueError: a tensor of another type or shape, or a grid that patches do not divide, or that cannot be
                 halved so often.
         """

@@ -131,10 +131,8 @@ class GroupCNN(_PublishedNetwork):
         ``(B, in_channels, *space)`` to ``(B, num_classes)``.
 
     Raises:
-        TypeError: an argument is of another type.
         ValueError: a gspace without a grid, a number that is not positive, an unknown attention, an option that the
             attention does not have, or, on application, images too small for the convolutions.
-        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -238,9 +236,6 @@ class AllCNNC(_PublishedNetwork):
         input_dropout: of the pixels.
         dropout: behind the third and the sixth convolution.
 
-    Raises:
-        TypeError, ValueError, NotImplementedError: as :class:`GroupCNN`.
-
     Example:
         >>> import torch
         >>> from escnn_attention.models import AllCNNC
@@ -317,9 +312,6 @@ class ResNet44(_PublishedNetwork):
         hidden: the number of hidden fields of channel attention, rounded to an integer ratio. Only with channel
             attention.
         attention_size: the odd width of the kernels of spatial attention. Only with that.
-
-    Raises:
-        TypeError, ValueError, NotImplementedError: as :class:`GroupCNN`.
 
     Example:
         >>> import torch
@@ -415,9 +407,6 @@ class GroupDenseNet(_PublishedNetwork):
             many as channels. Only with channel attention.
         attention_size: the odd width of the kernels of spatial attention; at most 5 in the last block, and 3 in the
             last convolution. Only with that.
-
-    Raises:
-        TypeError, ValueError, NotImplementedError: as :class:`GroupCNN`.
 
     Example:
         >>> import torch

@@ -125,10 +125,8 @@ class GSANet(EquivariantClassifier):
         ``(B, in_channels, *space)`` to ``(B, num_classes)``.
 
     Raises:
-        TypeError: an argument is of another type.
         ValueError: a gspace without a grid, lists whose lengths do not agree, numbers that are not positive, or, on
             application, images too small for the crops and poolings.
-        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch

@@ -57,7 +57,6 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
         Positions and momenta ``(N, d)`` to trajectories ``(N, T, 2, d)``: see :meth:`rollout`.
 
     Raises:
-        TypeError: the potential is no module.
         ValueError: an unknown integrator, a scale that is not positive, or a layer whose backend has no second
             derivatives.
 
@@ -105,7 +104,6 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
             batch: ``(N,)``, the number of the cloud of each body; None for a single one.
 
         Raises:
-            TypeError: ``batch`` is not of integers.
             ValueError: it does not fit the positions, or the features do not, or a cloud has no bodies.
         """
         self._check(positions, features)
@@ -213,17 +211,7 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
 
 
 def rk4_step(velocity: Derivative, force: Derivative, positions: Tensor, momenta: Tensor, step: float) -> State:
-    """One step of the 3/8-rule, of fourth order.
-
-    ``velocity`` gives the derivative of the positions by time at given momenta, ``force`` that of the momenta at given
-    positions.
-
-    >>> q, p = torch.tensor(1.0), torch.tensor(0.0)
-    >>> for _ in range(100):
-    ...     q, p = rk4_step(lambda p: p, lambda q: -q, q, p, torch.pi / 100)
-    >>> round(float(q), 5)
-    -1.0
-    """
+    """One step of the 3/8-rule."""
 
     def slope(state: State) -> State:
         return velocity(state[1]), force(state[0])

@@ -65,10 +65,8 @@ class HybridNet(EquivariantClassifier):
         ``(B, in_channels, *space)`` to ``(B, num_classes)``.
 
     Raises:
-        TypeError: an argument is of another type.
         ValueError: a gspace without a grid, lists whose lengths do not agree, a stage with nothing in it, or an even
             width of a kernel.
-        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -230,7 +228,6 @@ class CNN(PretrainedMixin, nn.Module):
         ``(B, in_channels, H, W)`` to ``(B, num_classes)``.
 
     Raises:
-        TypeError: an argument is of another type.
         ValueError: a number that is not positive, lists whose lengths do not agree, or an even width of a kernel.
 
     Example:

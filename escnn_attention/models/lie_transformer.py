@@ -104,8 +104,7 @@ class LieTransformer(CloudNetwork):
         fields: the width: the number of regular fields.
         num_blocks: the number of blocks.
         num_heads: of each attention.
-        encoding: of each attention; by default the published kernel,
-            ``PairKernel(biases=True, last_activation=True)``.
+        encoding: of each attention; by default the published kernel, ``PairKernel(biases=True, last_activation=True)``.
         normalization: ``"softmax"``, or ``"count"``.
         relation: the input of the encoding for two points: see :class:`~escnn_attention.PointSelfAttention`. By default
             the offset, or for lifted points :class:`~escnn_attention.LiftedMotion`.
@@ -127,10 +126,6 @@ class LieTransformer(CloudNetwork):
 
     Shape:
         ``(N, in_type.size)`` at points ``(N, d)`` to ``(B, num_outputs)`` for B clouds.
-
-    Raises:
-        TypeError: a type or number is none.
-        ValueError: an unknown option, or features that are not scalars.
 
     Example:
         >>> import torch
@@ -226,7 +221,9 @@ class LieTransformer(CloudNetwork):
         With ``lift_samples`` it takes ``lifts`` behind the ``measure``.
         """
         network = super().export()
-        return network if self.lift is None else LiftedNetwork(copy.deepcopy(self.lift.plain), network).eval()
+        if self.lift is None:
+            return network
+        return LiftedNetwork(lift=copy.deepcopy(self.lift.plain), network=network).eval()
 
 
 def _lift(

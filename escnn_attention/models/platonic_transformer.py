@@ -139,7 +139,6 @@ class PlatonicTransformer(CloudNetwork):
         ``(N, out_type.size)``.
 
     Raises:
-        TypeError: a type or number is none.
         ValueError: an unknown option, a divisor that is not positive, or as :class:`PlatonicBlock` raises.
 
     Example:

@@ -111,7 +111,6 @@ class PointTransformer(CloudNetwork):
         ``(N, out_type.size)``. A symmetric tensor is ``(..., d, d)``.
 
     Raises:
-        TypeError: a type or number is none, or the attention has no such argument.
         ValueError: another gspace, ``pool="max"`` for an equivariant output, an unknown option, a field that there is
             not.
 

@@ -115,9 +115,6 @@ def list_models(*, pretrained: bool = False) -> list[str]:
     Args:
         pretrained: only those with weights.
 
-    Raises:
-        TypeError: ``pretrained`` is not True or False.
-
     Example:
         >>> from escnn_attention import models
         >>> [name for name in models.list_models() if name.endswith("rotmnist") and "p4" not in name]
@@ -140,7 +137,6 @@ def create(name: str, pretrained: bool | None = None, **options: Any) -> torch.n
         a network of :mod:`escnn_attention.models`.
 
     Raises:
-        TypeError: an argument is of another type, or the network has none of this name.
         ValueError: an unknown name, or ``pretrained=True`` for a name without weights.
 
     Example:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -13,7 +12,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialMo
 from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int, check_ints
-from escnn_attention.exporting.modules import exported
+from escnn_attention.exporting.modules import exported_parts
 from escnn_attention.groups.fibers import invariant_vectors
 from escnn_attention.models.classifier import InvariantLogits, images_of
 from escnn_attention.models.convolutions import field_type_of
@@ -23,11 +22,11 @@ from escnn_attention.nn.invariants import PowerSpectrum
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.transformer import TransformerBlock, each_block
-from escnn_attention.plain.image_networks import ClassToken, VisionForward
+from escnn_attention.plain.image_networks import ClassToken
 from escnn_attention.plain.image_networks import VisionTransformer as PlainVisionTransformer
 
 
-class VisionTransformer(PretrainedMixin, VisionForward):
+class VisionTransformer(PretrainedMixin, PlainVisionTransformer):
     r"""A vision transformer whose first blocks are equivariant: the octic ViT, for any group that keeps a square.
 
     .. math::
@@ -79,11 +78,9 @@ class VisionTransformer(PretrainedMixin, VisionForward):
         ``(B, fields · |H|)``; of fields to ``(B, out_type.size, *space)``.
 
     Raises:
-        TypeError: an argument is of another type.
         ValueError: a group that does not map a square onto itself, patches that do not divide the image, heads that do
             not divide the fields, or a single field, whose norm is zero; fields as output behind parts that are not
             equivariant; a type over another gspace.
-        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -172,7 +169,7 @@ class VisionTransformer(PretrainedMixin, VisionForward):
             for own in options[equivariant:]
         )
         width = self.plain_type.size
-        self.norm = torch.nn.LayerNorm(width, eps=norm_eps)
+        self.norm: torch.nn.Module = torch.nn.LayerNorm(width, eps=norm_eps)
         self.head = torch.nn.Identity() if num_classes is None else torch.nn.Linear(width, num_classes)
         if self.decoder is not None:
             self.leave, self.norm = cast(torch.nn.Linear, torch.nn.Identity()), torch.nn.Identity()
@@ -183,7 +180,6 @@ class VisionTransformer(PretrainedMixin, VisionForward):
         Where the output is fields, a GeometricTensor gives one.
 
         Raises:
-            TypeError: a tensor of another precision than the network.
             ValueError: a tensor of another type or shape, or one that patches do not divide.
         """
         y = super().forward(input)  # type: ignore[arg-type]
@@ -196,15 +192,11 @@ class VisionTransformer(PretrainedMixin, VisionForward):
 
         Args:
             input: as in :meth:`forward`.
-
-        Raises:
-            TypeError, ValueError: as :meth:`forward`.
         """
         return super().tokens(input)  # type: ignore[arg-type]
 
     def _embed(self, x: GeometricTensor | Tensor) -> Tensor:
-        y: GeometricTensor = self.positions(self.embedding(images_of(x, self.in_type, self)))
-        return y.tensor
+        return super()._embed(images_of(x, self.in_type, self).tensor)
 
     def _apply_module(self, module: torch.nn.Module, x: Tensor) -> Tensor:
         y: GeometricTensor = module(GeometricTensor(x, cast(EquivariantModule, module).in_type))
@@ -222,19 +214,7 @@ class VisionTransformer(PretrainedMixin, VisionForward):
         It gives the same values in the precision and on the device of the network, and needs no escnn, neither to run
         nor to be loaded.
         """
-        self.eval()
-        stem = torch.nn.Sequential(self.embedding.export(), self.positions.export())
-        return PlainVisionTransformer(
-            stem,
-            copy.deepcopy(self.token),
-            [cast(TransformerBlock, block).export() for block in self.blocks],
-            torch.nn.Identity() if self.invariants is None else cast(PowerSpectrum, self.invariants).export(),
-            copy.deepcopy(self.leave),
-            [cast(TransformerBlock, block).export() for block in self.plain_blocks],
-            copy.deepcopy(self.norm),
-            copy.deepcopy(self.head),
-            None if self.decoder is None else exported(self.decoder),
-        ).eval()
+        return exported_parts(self, PlainVisionTransformer)
 
 
 class _Fields(GridModule):

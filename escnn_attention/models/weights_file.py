@@ -23,8 +23,7 @@ _SAME = "same"
 def write_weights(network: torch.nn.Module, folder: Path) -> None:
     """Write the weights and buffers of a network atomically, without the buffers that escnn derives.
 
-    The bases of a network's steerable convolutions are larger than its weights, and equal for equal convolutions. Equal
-    buffers are written once to the file :data:`WEIGHTS` in ``folder``; its metadata (``"same"``, a JSON object) map the
+    Equal buffers, such as bases of steerable convolutions, are written once; the metadata (``"same"``, JSON) map the
     names of the others to the name of the one that is written.
     """
     from safetensors.torch import save
@@ -79,11 +78,7 @@ def digest_of(configuration: Mapping[str, Any], weights: Path) -> str:
 
 
 def check_finite(tensors: Mapping[str, Tensor], source: object) -> None:
-    """Check that weights are finite.
-
-    Raises:
-        ValueError: one is infinite, or is not a number.
-    """
+    """Check that weights are finite."""
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"{source}: {name} has a value that is infinite or not a number, needed finite weights")

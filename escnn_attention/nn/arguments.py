@@ -71,14 +71,7 @@ def check_pointwise(name: str, field_type: FieldType, why: str, instead: str = "
 
 
 def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module, argument: str = "input") -> GeometricTensor:
-    """``x``, if it is a feature field of type ``in_type``, on a grid or at points.
-
-    Args:
-        x: what a layer was given.
-        in_type: what it needs.
-        layer: the layer, whose precision ``x`` has to have.
-        argument: its name.
-    """
+    """``x``, if it is a feature field of type ``in_type``, on a grid or at points, in the precision of a layer."""
     name = type(layer).__name__
     if not isinstance(x, GeometricTensor):
         raise TypeError(f"{argument}: {name} got {type(x).__name__}, needed an escnn.nn.GeometricTensor")
@@ -118,10 +111,7 @@ def _check_precision(x: GeometricTensor, layer: torch.nn.Module, argument: str) 
 
 
 def check_points(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
-    """``x``, if it is a feature field of type ``in_type`` at points; see :func:`check_field`.
-
-    Without a base space they have coordinates of no numbers.
-    """
+    """``x``, if it is a feature field at points; see :func:`check_field`. Coordinates may have no numbers."""
     x = check_field(x, in_type, layer)
     if x.coords is None and in_type.gspace.dimensionality == 0:
         return GeometricTensor(x.tensor, in_type, x.tensor.new_zeros(len(x.tensor), 0))
@@ -364,14 +354,7 @@ class CrossOptions(PointOptions, total=False):
 
 
 def option_names(layer: Callable[..., Any]) -> list[str]:
-    """The arguments of a class or function that are passed by name only, with those that it unpacks.
-
-    Example:
-        >>> from escnn_attention import GroupSelfAttention
-        >>> from escnn_attention.nn.arguments import option_names
-        >>> option_names(GroupSelfAttention)[:3]
-        ['query', 'keys', 'shared_scores']
-    """
+    """The arguments of a class or function that are passed by name only, with those that it unpacks."""
     parameters = inspect.signature(layer, eval_str=True).parameters.values()
     names = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     unpacked = [get_args(p.annotation)[0] for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD]
@@ -379,16 +362,7 @@ def option_names(layer: Callable[..., Any]) -> list[str]:
 
 
 def check_options(owner: str, options: Mapping[str, Any], known: Collection[str]) -> None:
-    """All names of ``options`` are known.
-
-    Args:
-        owner: what got them.
-        options: by name.
-        known: the names that there are.
-
-    Raises:
-        TypeError: one is not known.
-    """
+    """Check that all names of ``options``, which ``owner`` was given, are known."""
     for name in options:
         if name not in known:
             raise TypeError(f"{name}: {owner} has no such option, needed some of {', '.join(known)}")
@@ -397,18 +371,7 @@ def check_options(owner: str, options: Mapping[str, Any], known: Collection[str]
 def choose_attention(
     attention: AttentionLike, in_type: FieldType, out_type: FieldType, unused: Mapping[str, Any]
 ) -> EquivariantModule:
-    """The attention of a block, as it was given.
-
-    Args:
-        attention: a module, or a function of two types that makes one.
-        in_type: the type that it has to take.
-        out_type: the type that it has to give.
-        unused: what was asked for of an attention that the block makes itself, by name.
-
-    Raises:
-        TypeError: ``attention`` is nothing of the kind, or makes nothing of the kind.
-        ValueError: it is of other types, or something is left in ``unused``.
-    """
+    """The attention of a block between these types: a module, or what makes one; options beside it are refused."""
     for name, value in unused.items():
         raise ValueError(f"{name}: got {value!r} beside an attention, which has options of its own; leave out one")
     layer = attention if isinstance(attention, EquivariantModule) or not callable(attention) else None

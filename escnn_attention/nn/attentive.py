@@ -72,11 +72,8 @@ class FeatureAttention(PlainModule):
         ``(B, in_type.size, *space)`` to the same, in two or three dimensions.
 
     Raises:
-        TypeError: an argument is of another type; on application, a tensor of another precision than the parameters,
-            where autocast does not choose it.
         ValueError: fields that are neither all regular nor all trivial, no grid, neither kind of attention, an even
             kernel, an unknown option, an option of an attention that is off, a torus that the group does not keep.
-        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -162,9 +159,6 @@ class FeatureAttention(PlainModule):
         Returns:
             ``channel``, of shape ``(B, fields, poses)``, and ``spatial``, ``(B, poses, *space)``, each None where it is
             off. There is one pose on trivial fields.
-
-        Raises:
-            TypeError, ValueError: as ``forward``.
         """
         return self.plain.attention_maps(check_input(input, self.in_type, self).tensor)
 
@@ -213,9 +207,7 @@ class PoseAttention(PlainModule):
         ``(B, in_type.size, *space)`` to the same.
 
     Raises:
-        TypeError: an argument is of another type.
         ValueError: fields that are neither all regular nor all trivial.
-        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -250,9 +242,6 @@ class PoseAttention(PlainModule):
 
         Returns:
             ``(B, poses, *space)``, with one pose on trivial fields.
-
-        Raises:
-            TypeError, ValueError: as ``forward``.
         """
         return self.plain.attention_maps(check_input(input, self.in_type, self).tensor)
 
@@ -313,21 +302,17 @@ class AttentiveConv(PlainModule):
             Only with attention.
         basis: of the kernels: ``"complete"`` for all equivariant kernels, ``"bandlimited"`` for those of escnn's
             defaults, ``"auto"`` for the complete ones where the group maps the grid onto itself. There a complete
-            kernel has one weight for each orbit of its entries: between regular fields
-            :math:`\psi_{c,\tilde c}(x, p)`.
+            kernel has one weight for each orbit of its entries: between regular fields :math:`\psi_{c,\tilde c}(x, p)`.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``, in two or three dimensions, with the sizes of a
         convolution.
 
     Raises:
-        TypeError: an argument is of another type; on application, a tensor of another precision than the parameters,
-            where autocast does not choose it.
         ValueError: another gspace, fields that are neither all regular nor all trivial, no grid, an even
             ``attention_size``, an unknown option, an option of an attention that is off, a torus that the group does
             not keep or that outputs do not cover; on application, a grid smaller than the kernel, a torus whose sides
             the stride does not divide.
-        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -437,9 +422,6 @@ class AttentiveConv(PlainModule):
             ``channel``, of shape ``(B, out_fields, out_poses, in_fields, in_poses)``, and ``spatial``, of shape
             ``(B, out_fields, out_poses, in_poses, *space)`` with the space of the output; each None where it is
             off. Trivial fields have one pose.
-
-        Raises:
-            TypeError, ValueError: as ``forward``.
         """
         x = check_input(input, self.in_type, self)
         self.evaluate_output_shape(tuple(x.shape))

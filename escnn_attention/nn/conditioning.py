@@ -32,11 +32,7 @@ __all__ = [
 
 
 class _Conditioned(PlainModule):
-    """A pointwise module that takes a condition with the features.
-
-    Attributes:
-        condition: the number of components of the condition.
-    """
+    """A pointwise module that takes a condition, of ``condition`` components, with the features."""
 
     condition: int
 
@@ -99,7 +95,6 @@ class ConditionedFieldNorm(_Conditioned):
         ``(N, in_type.size)`` at scattered points with a condition ``(clouds, n)`` or ``(N, n)``.
 
     Raises:
-        TypeError: ``n`` is no integer.
         ValueError: ``n`` is not positive, or as :class:`FieldLayerNorm`.
 
     Example:
@@ -152,10 +147,6 @@ class ConditionedGate(_Conditioned):
         ``(B, in_type.size, *space)`` with a condition ``(B, n)`` or ``(B, n, *space)`` to the same;
         ``(N, in_type.size)`` at scattered points with a condition ``(clouds, n)`` or ``(N, n)``.
 
-    Raises:
-        TypeError: ``n`` is no integer.
-        ValueError: ``n`` is not positive.
-
     Example:
         >>> import torch
         >>> from escnn_attention import ConditionedGate
@@ -179,14 +170,7 @@ class ConditionedGate(_Conditioned):
 
 
 def check_condition(condition: Any, n: int, x: GeometricTensor, batch: Tensor | None = None) -> Tensor:
-    """The tensor of a condition, if it fits features; see :class:`ConditionedFieldNorm`.
-
-    Args:
-        condition: what was given.
-        n: the number of its components.
-        x: the features.
-        batch: the number of the cloud of each point.
-    """
+    """The tensor of a condition of n components, if it fits features; see :class:`ConditionedFieldNorm`."""
     if isinstance(condition, GeometricTensor):
         return _checked_fields(condition, n, x)
     if not isinstance(condition, Tensor):

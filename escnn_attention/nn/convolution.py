@@ -76,10 +76,8 @@ def attention_from_convolution(
         a layer from ``convolution.in_type`` to ``convolution.out_type`` with parameters of its own.
 
     Raises:
-        TypeError: ``convolution`` is none.
         ValueError: it is one that this does not hold for, ``sharpness`` is not positive or is beyond 1e6, or an
             unknown option.
-        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch

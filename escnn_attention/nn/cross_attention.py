@@ -118,11 +118,9 @@ class GroupCrossAttention(GridModule):
         Either may be at points, ``(N, query_type.size)`` or ``(N', key_type.size)`` with coordinates.
 
     Raises:
-        TypeError: a type or number is none, or there is no such option.
         ValueError: different fiber groups, another gspace of ``out_type`` or ``value_type``, a window or radius between
             different gspaces, both of them, an encoding without queries or keys, and what :class:`GroupSelfAttention`
             and :class:`PointSelfAttention` raise.
-        NotImplementedError: the fiber group is continuous and there are no samples.
 
     Example:
         >>> import torch

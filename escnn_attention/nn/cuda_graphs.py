@@ -135,11 +135,7 @@ def _with_tensors(leaves: list[Any], tensors: Iterable[Tensor]) -> list[Any]:
 
 
 class HostReads(TorchDispatchMode):
-    """Notes the tensors on a GPU whose numbers the host reads, for which it waits.
-
-    Attributes:
-        places: the addresses of their memory.
-    """
+    """Notes, by their addresses, tensors on a GPU whose numbers the host reads, for which it waits."""
 
     _OPERATIONS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_dim")
 

@@ -96,7 +96,6 @@ class Scales:
         """The type that ``field_type`` has at every scale; :meth:`repeat` backwards.
 
         Raises:
-            TypeError: ``field_type`` is none.
             ValueError: the scales do not have the same fields.
         """
         check_type(name, field_type)
@@ -132,9 +131,6 @@ class PerScale(GridModule):
         ``(B, n · module.in_type.size, *space)`` to ``(B, n · module.out_type.size, *space)``, on the grid that the
         module gives.
 
-    Raises:
-        TypeError: ``module`` is not an equivariant module.
-
     Example:
         >>> import torch
         >>> from escnn_attention import FieldLayerNorm, PerScale, Scales
@@ -163,10 +159,6 @@ class PerScale(GridModule):
 
         Returns:
             features of type ``out_type``.
-
-        Raises:
-            TypeError: ``input`` is not a GeometricTensor.
-            ValueError: it has another gspace or type, or lies on scattered points.
         """
         x = check_input(input, self.in_type, self)
         return GeometricTensor(on_tensors(self, PlainPerScale.forward, x.tensor), self.out_type)
@@ -274,11 +266,9 @@ class DilationSelfAttention(PlainModule):
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
 
     Raises:
-        TypeError: a type, number or set of scales is none.
         ValueError: types that differ from scale to scale, another gspace, one without base space, an even
             ``kernel_size``, an interval of more scales than there are, an absolute encoding, dilated windows for a base
             that is not whole, and all that :class:`GroupSelfAttention` raises.
-        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -455,7 +445,6 @@ class DilationLiftingSelfAttention(DilationSelfAttention):
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
 
     Raises:
-        TypeError: there is no such option.
         ValueError: ``in_type`` has a field that is not trivial, and all that :class:`DilationSelfAttention` raises.
 
     Example:

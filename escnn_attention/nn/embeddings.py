@@ -42,10 +42,8 @@ class PatchEmbedding(PlainModule):
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *(n // size for n in space))``.
 
     Raises:
-        TypeError: an argument is of another type.
         ValueError: no grid, or a fiber group that does not map a square onto itself; on application, an axis that
             patches do not divide.
-        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -98,9 +96,7 @@ class PatchDecoder(PlainModule):
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *(n * size for n in space))``.
 
     Raises:
-        TypeError: an argument is of another type.
         ValueError: no grid, or a fiber group that does not map a square onto itself.
-        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -149,12 +145,7 @@ def _patches(
 
 
 def invariant_table(field_type: FieldType, size: int, *, copies: int = 1, std: float = 0.02) -> InvariantTable:
-    """Learned invariant fields of a type, on a grid with sides of equal length.
-
-    Raises:
-        ValueError: there is no grid, or the group does not map it onto itself.
-        NotImplementedError: the fiber group is continuous.
-    """
+    """Learned invariant fields of a type, on a grid with sides of equal length that the group maps onto itself."""
     group, gspace = fibers(field_type.gspace), field_type.gspace
     if not group.dimension:
         raise ValueError(f"in_type: {gspace.name} has no base space, and so no grid")
@@ -207,9 +198,7 @@ class PositionTable(PlainModule):
         ``(B, in_type.size, *space)`` to the same.
 
     Raises:
-        TypeError: an argument is of another type.
         ValueError: no grid, or a fiber group that does not map a square onto itself.
-        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -257,9 +246,7 @@ class PositionEmbedding(PlainModule):
         ``(B, in_type.size, *space)`` to the same; ``(N, in_type.size)`` at scattered points.
 
     Raises:
-        TypeError: an argument is of another type.
         ValueError: a gspace without a base space, or an encoding that is no function of the position.
-        NotImplementedError: the fiber group is continuous, and there are no ``samples``.
 
     Example:
         >>> import torch
@@ -311,7 +298,6 @@ class PositionEmbedding(PlainModule):
             mask: ``(N,)``, at points: False for those that are not there, which are left out of the mean and zero.
 
         Raises:
-            TypeError: ``input`` is not a GeometricTensor.
             ValueError: another gspace or type, or a ``batch`` or ``mask`` for a grid, or of another shape.
         """
         x = check_field(input, self.in_type, self)

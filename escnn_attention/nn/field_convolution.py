@@ -27,16 +27,10 @@ def convolution_of(
 def field_convolution(
     in_type: FieldType, kernel_size: int, filters: int | None, *, circular: bool
 ) -> tuple[FieldConvolution | None, FieldType]:
-    """The convolution of features before they are projected, and the type of what it gives.
+    """The convolution of features before they are projected, if any, and the type of what it gives.
 
-    Args:
-        in_type: the type of the features.
-        kernel_size, filters: ``projection_kernel_size`` and ``projection_filters`` of :class:`GroupSelfAttention`.
-        circular: whether the grid is a torus.
-
-    Raises:
-        TypeError: a number is none.
-        ValueError: an even width, filters without a convolution, or a space on which escnn has none.
+    ``kernel_size`` and ``filters`` are ``projection_kernel_size`` and ``projection_filters`` of
+    :class:`GroupSelfAttention`.
     """
     name, gspace = "projection_kernel_size", in_type.gspace
     if check_int(name, kernel_size) == 1:

@@ -54,7 +54,6 @@ class FrameLift(PlainModule):
         TypeError: an argument is of another type, or the network does not declare its number of features.
         ValueError: the group does not map the grid onto itself, or a type of another gspace; on application, an output
             of the network that is neither feature maps nor tokens of square patches.
-        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch

@@ -67,7 +67,6 @@ class Heads:
         """The heads of a layer to ``out_type``, by the arguments of :class:`GroupSelfAttention`.
 
         Raises:
-            TypeError: a number is none.
             ValueError: heads that do not divide the fields, an unknown projection, or one that needs regular fields.
         """
         check_option("projection", projection, ("group", "pointwise"))
@@ -156,11 +155,7 @@ def _mass(out_type: FieldType, group: Fibers) -> int:
 
 
 def check_poses(heads: Heads, encoding: Encoding | PairKernel) -> None:
-    """Where poses are cosets, projections mix poses and the encoding has a mean over a coset.
-
-    Raises:
-        ValueError: they do not, or it has none.
-    """
+    """Check that, where poses are cosets, projections mix poses and the encoding has a mean over a coset."""
     stabilizer = heads.group.stabilizer
     if stabilizer is None:
         return
@@ -177,17 +172,7 @@ def check_poses(heads: Heads, encoding: Encoding | PairKernel) -> None:
 
 
 def made_for(needs: Needs, heads: int, channels: int, bias: bool) -> tuple[int, dict[str, Any]]:
-    """The number of fields that heads need, in their order, and which of them have a bias.
-
-    Args:
-        needs: what a head needs.
-        heads: the number of heads.
-        channels: the fields of each.
-        bias: whether there are biases.
-
-    Returns:
-        the number, and the options ``groups``, ``bias`` and ``last_bias`` of a projection.
-    """
+    """The number of fields that heads of so many channels need, and the options of a projection: groups and biases."""
     groups = heads * len(needs.fields)
     biased = (groups - heads if needs.keys else groups) * channels
     options: dict[str, Any] = {"groups": groups}
@@ -202,10 +187,6 @@ def normalised_needs(
     """The fields that heads of so many channels need, with or without normalised queries and keys.
 
     A bias of the keys does not drop out of the softmax then: what it is divided by changes from key to key.
-
-    Raises:
-        TypeError: ``qk_norm`` is not True or False.
-        ValueError: there are no queries and keys, or the encoding begins with some of a certain size.
     """
     needs = encoding.needs(channels, dim, normalization)
     if not check_bool("qk_norm", qk_norm):

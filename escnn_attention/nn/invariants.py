@@ -50,11 +50,6 @@ class AttentionPool(MaskedModule):
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, tokens * out, 1, ..., 1)``: scalar fields at a single position.
 
-    Raises:
-        TypeError: an argument is of another type.
-        ValueError: a number that is not positive.
-        NotImplementedError: the fiber group is continuous, and there are no ``samples``.
-
     Example:
         >>> import torch
         >>> from escnn_attention import AttentionPool
@@ -92,10 +87,6 @@ class AttentionPool(MaskedModule):
         Returns:
             Probabilities of shape ``(B, num_heads, tokens, poses, *space)``. Each map sums to 1 over the poses and the
             space.
-
-        Raises:
-            TypeError: ``input`` is not a GeometricTensor, or ``mask`` no tensor of bool.
-            ValueError: another gspace or type, or a mask of another shape.
 
         Example:
             >>> import torch
@@ -138,11 +129,6 @@ class PointAttentionPool(torch.nn.Module):
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(B, tokens * out)`` for B clouds: a tensor.
-
-    Raises:
-        TypeError: an argument is of another type.
-        ValueError: a number that is not positive.
-        NotImplementedError: the fiber group is continuous, and there are no ``samples``.
 
     Example:
         >>> import torch

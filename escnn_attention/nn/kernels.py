@@ -87,7 +87,6 @@ def fit_kernel(convolution: R2Conv | R3Conv, kernel: Tensor, *, tolerance: float
         that distance. escnn's bases are in single precision, so that about 1e-6 is as good as it gets.
 
     Raises:
-        TypeError: ``convolution`` is none.
         ValueError: the kernel has another shape, or is not in the span of the basis. The weights are then unchanged.
 
     Example:
@@ -153,12 +152,7 @@ def _elements(expansion: torch.nn.Module, weights: Tensor, members: Sequence[int
 
 
 def poses_of(name: str, field_type: FieldType, layer: str) -> int:
-    """The poses of the fields of a type: :math:`|H|` for regular fields, 1 for trivial ones.
-
-    Raises:
-        ValueError: the fields are of other types, or of both.
-        NotImplementedError: the fiber group is continuous.
-    """
+    """The poses of the fields of a type: :math:`|H|` for regular fields, 1 for trivial ones; others are refused."""
     check_finite(name, field_type.gspace, layer)
     order = fibers(field_type.gspace).order
     if all(is_regular(r) for r in field_type.representations):
@@ -192,12 +186,8 @@ def kernel_orbits(gspace: GSpace, out_poses: int, in_poses: int, kernel_size: in
 
     A kernel is equivariant where :math:`K(gx)[gh, g\tilde h] = K(x)[h, \tilde h]`, for all elements that map its grid
     onto itself. Orbits are numbered by their first entry, so that between regular fields number :math:`(p, x)` is
-    the entry :math:`K(x)[e, p]`, and the weights of a complete kernel are :math:`\psi(x, p)`.
-
-    Args:
-        gspace: the group and how it acts.
-        out_poses, in_poses: 1 or :math:`|H|`.
-        kernel_size: the width of the kernel; None for a map without places.
+    the entry :math:`K(x)[e, p]`, and the weights of a complete kernel are :math:`\psi(x, p)`. Without a
+    ``kernel_size`` the map has no places.
     """
     group = fibers(gspace)
     places = np.zeros((1, group.dimension)) if kernel_size is None else _places(kernel_size, group.dimension)
@@ -230,16 +220,9 @@ def pose_kernel(
     basis: BasisKind = "auto",
     gain: float,
 ) -> PoseKernel:
-    """A learned equivariant kernel between regular or trivial fields.
+    """A learned equivariant kernel between regular or trivial fields; ``kernel_size=None`` is a map without space.
 
-    Args:
-        gspace: the group and how it acts.
-        out_fields, in_fields: the number of fields.
-        out_poses, in_poses: 1 for trivial fields, the order of the group for regular ones.
-        kernel_size: the width; None for a map without places, whose kernel has no axes of space.
-        basis: ``"complete"`` for all equivariant kernels, ``"bandlimited"`` for those of escnn's defaults, ``"auto"``
-            for the complete ones where the group maps the grid onto itself.
-        gain: the expected sum of squares of the entries that make one output channel.
+    ``basis`` is as of :class:`AttentiveConv`, ``gain`` the expected sum of squares of the entries of an output channel.
     """
     check_option("basis", basis, ("auto", "complete", "bandlimited"))
     orbits = kernel_orbits(gspace, out_poses, in_poses, kernel_size)

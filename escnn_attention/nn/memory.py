@@ -16,14 +16,7 @@ from escnn_attention.plain.blocks import CrossAttentionBranch as PlainCrossAtten
 
 
 class CrossAttentionBranch(FieldModule):
-    """The branch of a block that attends to a memory.
-
-    Args:
-        norm: in front of the attention.
-        attention: from and to fields of the type of the norm.
-        after: behind it.
-        condition: the number of components of the condition; None without.
-    """
+    """The branch of a block that attends to a memory: a norm, the attention, and the end, perhaps under a condition."""
 
     def __init__(
         self,
@@ -56,10 +49,7 @@ class CrossAttentionBranch(FieldModule):
         return self.attention.evaluate_output_shape(input_shape)
 
     def random_memory(self, memory_type: FieldType, x: GeometricTensor) -> dict[str, Any]:
-        """Random features to which queries like ``x`` can attend: ``memory`` and, at points, ``memory_batch``.
-
-        They are on a grid or sequence, or at points for a layer between points.
-        """
+        """Random features to which queries like ``x`` can attend: ``memory`` and, at points, ``memory_batch``."""
         memory, batch = self.attention.random_set(memory_type, x)
         return {"memory": memory} if batch is None else {"memory": memory, "memory_batch": batch}
 

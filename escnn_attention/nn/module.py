@@ -56,8 +56,7 @@ class GridModule(FieldModule):
         """Check on random features that the module commutes with every element that maps the grid onto itself.
 
         Args:
-            atol: the largest absolute error, in float64.
-            rtol: the largest error relative to the output.
+            atol, rtol: the largest absolute error in float64, and that relative to the output.
 
         Returns:
             each element with the mean of its absolute errors.
@@ -138,10 +137,6 @@ class MaskedModule(PlainModule):
 
         Returns:
             features of type ``out_type`` on the same grid.
-
-        Raises:
-            TypeError: ``input`` is not a GeometricTensor, or ``mask`` no tensor of bool.
-            ValueError: another gspace or type, or a mask of another shape.
         """
         x = check_input(input, self.in_type, self)
         y = self.plain(x.tensor) if mask is None else self.plain(x.tensor, check_mask(mask, x.tensor))

@@ -171,14 +171,7 @@ def _parts(in_type: FieldType, scope: NormScope, kind: NormKind | None, num_grou
 
 
 def _check_varies(in_type: FieldType, kind: NormKind, permuted: int, poses: int) -> None:
-    """The statistics are of enough numbers at a position, or pose: what is left of these has a direction.
-
-    Args:
-        in_type: the type.
-        kind: of the norm.
-        permuted: the number of channels over which the mean of a layer norm is.
-        poses: how many statistics of their own a position has.
-    """
+    """Check that the statistics are of enough numbers: what is left has a direction."""
     left = _left(in_type, kind, permuted, poses)
     if _varies(left, kind, permuted):
         return
@@ -207,11 +200,7 @@ def field_of_channels(in_type: FieldType) -> np.ndarray:
 
 
 def channels_of(in_type: FieldType) -> tuple[np.ndarray, np.ndarray]:
-    """The number of the field of each channel, and 1 where a mean may be taken from it, 0 where not; both ``(size,)``.
-
-    Raises:
-        ValueError: a representation is not orthogonal.
-    """
+    """The number of the field of each channel, and 1 where a mean may be taken from it, else 0; both ``(size,)``."""
     mean = np.zeros(in_type.size)
     for segment in frames(in_type, group=generic_fibers(in_type.gspace)):
         _check_orthogonal(segment, in_type)
@@ -248,10 +237,9 @@ class FieldBatchNorm(PlainModule):
     .. math:: y_f = \gamma_f \, \frac{x_f - \mu_f}{\sqrt{\operatorname{mean}(x_f - \mu_f)^2 + \epsilon}} + \beta
 
     The mean :math:`\mu_f` is that of permutation fields (regular, quotient, trivial), whose sum no element changes; it
-    is 0 of other fields, whose mean square is invariant because the representations are orthogonal.
-    :math:`\gamma` is one number a field and :math:`\beta` one a trivial component, both learned. In eval mode it takes
-    the running means of both statistics. On scalars it is PyTorch's batch norm, on regular fields escnn's
-    ``InnerBatchNorm``.
+    is 0 of other fields, whose mean square is invariant because the representations are orthogonal. :math:`\gamma` is
+    one number a field and :math:`\beta` one a trivial component, both learned. In eval mode it takes the running means
+    of both statistics. On scalars it is PyTorch's batch norm, on regular fields escnn's ``InnerBatchNorm``.
 
     Args:
         in_type: the type of the input and of the output.

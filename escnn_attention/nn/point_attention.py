@@ -103,11 +103,9 @@ class PointSelfAttention(PointLayer):
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.
 
     Raises:
-        TypeError: a type or number is none.
         ValueError: another gspace, heads that do not divide the fields, an unknown option, places without a base
             space, a ``cutoff`` without a ``radius`` or that is not 0 there, a ``period`` of a box that the fiber group
             does not map onto itself, that a ``radius`` does not fit into, or with a rotary or absolute encoding.
-        NotImplementedError: the fiber group is continuous, and there are no ``samples``.
 
     Example:
         >>> import torch
@@ -302,9 +300,6 @@ class PointAttentiveConv(PointSelfAttention):
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.
 
-    Raises:
-        TypeError, ValueError, NotImplementedError: as :class:`PointSelfAttention`.
-
     Example:
         >>> import torch
         >>> from escnn_attention import PointAttentiveConv
@@ -342,11 +337,7 @@ class PointAttentiveConv(PointSelfAttention):
 def choose_neighbourhood(
     radius: float | None, num_neighbours: int | None, relation: Relation, dim: int
 ) -> Neighbourhood:
-    """The rule by which points of R^dim are neighbours, by the metric or the period of the relation where it has one.
-
-    Raises:
-        TypeError, ValueError: it is none; a ``radius`` is longer than half a period.
-    """
+    """The rule by which points of R^dim are neighbours, by the metric or period of the relation where it has one."""
     if num_neighbours is not None:
         check_int("num_neighbours", num_neighbours)
     periods = periods_of(relation.period, dim)
@@ -365,11 +356,7 @@ def choose_neighbourhood(
 
 
 def check_box(relation: Relation, group: Fibers, name: str) -> None:
-    """The fiber group maps the periodic box of a relation onto itself, if there is one.
-
-    Raises:
-        ValueError: it does not, or there are not as many periods as axes.
-    """
+    """Check that the fiber group maps the periodic box of a relation onto itself, if there is one."""
     periods = periods_of(relation.period, group.dimension)
     if periods is None:
         return
@@ -385,16 +372,7 @@ def check_box(relation: Relation, group: Fibers, name: str) -> None:
 
 
 def choose_cutoff(cutoff: Any, rule: Neighbourhood) -> Cutoff | None:
-    """The envelope that is asked for within the radius of a rule; None without.
-
-    Args:
-        cutoff: False, True, or a function of distances in units of the radius.
-        rule: by which points are neighbours.
-
-    Raises:
-        TypeError: ``cutoff`` is nothing of the kind, or gives no tensor.
-        ValueError: there is no radius; the function changes the shape, or is not 0 at the radius.
-    """
+    """The envelope within the radius of a rule: of True, the polynomial, or of a function; None for False."""
     if cutoff is False:
         return None
     if cutoff is not True and not callable(cutoff):
@@ -433,14 +411,7 @@ def _check_envelope(function: Callable[[torch.Tensor], Any]) -> None:
 def bind_kernel(
     kernel: Encoding | PairKernel, normalization: Normalization, *sizes: Any, poses: bool = True
 ) -> Encoding | PairKernel:
-    """The encoding or kernel for heads whose scores are normalised like this.
-
-    Args:
-        kernel: the encoding or kernel.
-        normalization: what becomes of the scores.
-        sizes: the arguments of ``bind``.
-        poses: whether an encoding has its term of the pose.
-    """
+    """The encoding or kernel for heads of these sizes and this normalisation, with or without a term of poses."""
     if isinstance(kernel, PairKernel):
         return kernel.bind(*sizes, normalization=normalization)
     bound = kernel.bind(*sizes)
@@ -470,8 +441,8 @@ def _lifts(in_type: FieldType, heads: Heads, relation: Relation) -> bool:
 def _drops_out(kernel: Encoding | PairKernel, query: QueryMode, keys: KeyMode, normalization: Normalization) -> bool:
     """Whether the term of the pose of a key is the same for all keys of a query, and nothing is left of it.
 
-    With ``keys="own"`` it is, and drops out of a softmax; as on grids, the rotary encoding goes without it, too. A
-    kernel is mostly no sum with it, but has another constant where the query's pose is that of the output.
+    With ``keys="own"`` it drops out of a softmax; as on grids, the rotary encoding goes without it, too. A kernel is
+    mostly no sum with it, but has another constant where the query's pose is that of the output.
     """
     if isinstance(kernel, PairKernel):
         return keys == "own" and (query == "own" or (normalization == "softmax" and kernel.is_linear))

@@ -54,7 +54,6 @@ class PointLift(torch.nn.Module):
         the plane, position and angle, and ``(N · S, 7)`` in space, position and quaternion.
 
     Raises:
-        TypeError: a type or number is none.
         ValueError: another gspace, a number below 1, or ``positive_quaternions`` in the plane.
 
     Example:
@@ -135,8 +134,7 @@ class LiftAverage(torch.nn.Module):
         num_samples: the number S of lifts of a point.
 
     Attributes:
-        in_type: as many scalars as the type has channels, over the
-            :class:`~escnn_attention.groups.spaces.MotionSpace`.
+        in_type: as many scalars as the type has channels, over the :class:`~escnn_attention.groups.spaces.MotionSpace`.
         out_type: the type of the output.
 
     Shape:
@@ -144,7 +142,6 @@ class LiftAverage(torch.nn.Module):
         ``coords`` ``(N, d)``.
 
     Raises:
-        TypeError: a type or number is none.
         ValueError: another gspace, a number below 1, or on application so many points that they are not S for each.
 
     Example:

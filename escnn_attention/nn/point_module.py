@@ -148,10 +148,9 @@ class PointModule(FieldModule):
         return (shape[0], self.out_type.size)
 
     def check_equivariance(self, atol: float = 1e-7, rtol: float = 1e-5) -> list[tuple[Any, float]]:
-        """Check on a random cloud that the module commutes with the elements of the fiber group.
+        """Check on a random cloud that the module commutes with all elements, as points are not resampled.
 
-        Points are transformed and not resampled, so that every element is exact. The arguments, the result and the
-        error are those of :meth:`GroupSelfAttention.check_equivariance`.
+        The arguments, the result and the error are those of :meth:`GroupSelfAttention.check_equivariance`.
         """
         group = self.space.fibergroup
         why = "; samples are exact for the elements that permute them only" if group.continuous else ""
@@ -183,14 +182,7 @@ def check_at_points(
 
 
 class PointLayer(PointModule):
-    """Base class of the attention layers on points: the call and its checks.
-
-    Attributes:
-        plain: the torch module that does the work on tensors.
-        num_heads: the number of heads.
-        head_fields: the regular fields of a head.
-        poses: the id of a subgroup, of which cosets are the poses; None where they are elements.
-    """
+    """Base class of the attention layers on points, around a ``plain`` module: the call and its checks."""
 
     plain: PointAttention
     poses: Subgroup = None
@@ -261,10 +253,9 @@ class PointLayer(PointModule):
         return x
 
     def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode.
+        """A copy as a plain torch module in eval mode: see :meth:`PlainModule.export`.
 
-        It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None, edge_attr=None)`` to features, gives
-        the same values and needs no escnn, neither to run nor to be loaded.
+        It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None, edge_attr=None)`` to features.
         """
         self.eval()
         return copy.deepcopy(self.plain).eval()

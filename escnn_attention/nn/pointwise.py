@@ -104,11 +104,7 @@ class GELU(_Pointwise):
 
 
 def activation_of(field_type: FieldType, name: Activation) -> EquivariantModule:
-    """The nonlinearity of this name: :class:`SiLU`, :class:`GELU`, or escnn's ReLU.
-
-    Raises:
-        ValueError: there is none, or a field does not support it.
-    """
+    """The nonlinearity of this name: :class:`SiLU`, :class:`GELU`, or escnn's ReLU."""
     check_option("activation", name, get_args(Activation))
     if name == "relu":
         check_pointwise("activation", field_type, "ReLU")
@@ -117,11 +113,7 @@ def activation_of(field_type: FieldType, name: Activation) -> EquivariantModule:
 
 
 def plain_activation(name: Activation) -> torch.nn.Module:
-    """The nonlinearity of this name on tensors.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The nonlinearity of this name on tensors."""
     check_option("activation", name, get_args(Activation))
     return {"silu": torch.nn.SiLU, "gelu": torch.nn.GELU, "relu": torch.nn.ReLU}[name]()
 
@@ -212,7 +204,6 @@ class PoseFeedForward(PlainModule):
 
     Raises:
         ValueError: two gspaces, or samples that the fiber group has not.
-        NotImplementedError: the fiber group is continuous and there are no samples.
 
     Example:
         >>> import torch
@@ -281,9 +272,6 @@ class FieldLinear(PlainModule):
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``, or ``(N, size)`` at scattered points.
 
-    Raises:
-        ValueError: two gspaces.
-
     Example:
         >>> import torch
         >>> from escnn_attention.nn import FieldLinear
@@ -344,9 +332,6 @@ class LayerScale(PlainModule):
     Shape:
         ``(B, in_type.size, *space)`` to the same; ``(N, in_type.size)`` at scattered points.
 
-    Raises:
-        ValueError: ``initial`` is no positive number.
-
     Example:
         >>> import torch
         >>> from escnn_attention import LayerScale
@@ -384,9 +369,6 @@ class DropPath(PlainModule):
     Shape:
         ``(B, in_type.size, *space)`` to the same; ``(N, in_type.size)`` at scattered points.
 
-    Raises:
-        ValueError: ``p`` is not in [0, 1).
-
     Example:
         >>> import torch
         >>> from escnn_attention import DropPath
@@ -422,23 +404,13 @@ class DropPath(PlainModule):
 
 
 def ends_of(out_type: FieldType, layer_scale: float | None, drop_path: float = 0.0) -> list[EquivariantModule]:
-    """The end of a branch: gains, unless they are None, and stochastic depth, unless its rate is 0.
-
-    Raises:
-        ValueError: the gain is not positive, or the rate not in [0, 1).
-    """
+    """The end of a branch: gains, unless they are None, and stochastic depth, unless its rate is 0."""
     gains = [] if layer_scale is None else [LayerScale(out_type, check_length("layer_scale", layer_scale, "gain"))]
     return [*gains, *([DropPath(out_type, drop_path)] if check_probability("drop_path", drop_path) else [])]
 
 
 def depth_rates(drop_path: float, blocks: int) -> list[float]:
-    """The rate of each block: from 0 of the first to ``drop_path`` of the last, by equal steps; of one block its own.
-
-    Example:
-        >>> from escnn_attention.nn.pointwise import depth_rates
-        >>> depth_rates(0.25, 3), depth_rates(0.25, 1)
-        ([0.0, 0.125, 0.25], [0.25])
-    """
+    """The rate of each block: from 0 of the first to ``drop_path`` of the last, or of a single one, by equal steps."""
     rate = check_probability("drop_path", drop_path)
     return [rate * (i / (blocks - 1) if blocks > 1 else 1.0) for i in range(blocks)]
 
@@ -453,17 +425,7 @@ def pointwise_network(
     bias: bool | tuple[bool, bool] = True,
     samples: Samples | int | None = None,
 ) -> list[EquivariantModule]:
-    """An equivariant map to regular fields, a nonlinearity and a map back; by way of samples of a continuous group.
-
-    Args:
-        out_type: the type of the input and of the output.
-        hidden_fields: the number of regular fields, or of functions on the samples.
-        activation: the name of the nonlinearity.
-        last_activation: whether there is one at the end, too.
-        projection: the kind of both maps.
-        bias: whether both maps have biases, or each of them.
-        samples: of a continuous group.
-    """
+    """An equivariant map to regular fields, a nonlinearity and a map back; by way of samples of a continuous group."""
     last_ones = [activation_of(out_type, activation)] if check_bool("last_activation", last_activation) else []
     if out_type.fibergroup.continuous:
         options: dict[str, Any] = {"samples": samples, "bias": bool(bias), "activation": activation}

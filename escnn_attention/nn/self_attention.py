@@ -55,8 +55,8 @@ from escnn_attention.plain.self_attention import Resampling, SelfAttention
 def sees_scalars(in_type: FieldType, encoding: Encoding, heads: Heads, query: QueryMode, keys: KeyMode) -> bool:
     """Whether keys differ from pose to pose by a summand of the scores only, which is the same at all positions.
 
-    Against values without a pose such a summand drops out of the softmax, and the poses of queries and keys with it.
-    Rotary encodings rotate the term of the pose by the offset, absolute ones add it to queries of several poses, too.
+    Against values without a pose such a summand drops out of the softmax. Rotary encodings rotate the term of the pose,
+    absolute ones add it to queries of several poses, too.
     """
     added = not encoding.rotates or keys == "own"
     drops_out = query == "own" if encoding.absolute else added
@@ -64,14 +64,9 @@ def sees_scalars(in_type: FieldType, encoding: Encoding, heads: Heads, query: Qu
 
 
 def tables_of(group: Fibers, num_poses: int, registers: int, *, poses: bool, weighs: bool) -> GroupTables:
-    """The tables of a group for a layer.
+    """The tables of a group for a layer whose keys have ``num_poses``, registers included.
 
-    Args:
-        group: the group.
-        num_poses: of the keys, registers included; 1 where a query sees keys of one pose, or keys have none.
-        registers: how many of them there are.
-        poses: whether keys have a term of the pose.
-        weighs: whether the measure of the keys matters: that of the one pose that a query sees drops out.
+    ``poses``: whether keys have a term of the pose; ``weighs``: whether their measure matters.
     """
     return GroupTables(
         group.inverse_action,
@@ -85,12 +80,7 @@ def tables_of(group: Fibers, num_poses: int, registers: int, *, poses: bool, wei
 def check_shared(
     shared_scores: bool, query: QueryMode, keys: KeyMode, encoding: Encoding | PairKernel, group: Fibers
 ) -> bool:
-    """``shared_scores``: whether all poses attend by the sum of their scores, if they may.
-
-    Raises:
-        TypeError: ``shared_scores`` is not True or False.
-        ValueError: a query pose sees others than its own, the encoding is not added to the keys, or there are samples.
-    """
+    """Whether all poses attend by the sum of their scores, if they may."""
     if not check_bool("shared_scores", shared_scores):
         return False
     if (query, keys) != ("own", "own"):
@@ -106,19 +96,12 @@ def check_shared(
 
 
 def has_pose_term(encoding: Encoding, query: QueryMode, keys: KeyMode, *, lifts: bool) -> bool:
-    """Whether the encoding's term of the pose differs from key to key.
-
-    An absolute encoding adds it to queries and keys. If a query sees keys of its own pose only, the term is a constant,
-    which the bias of the queries covers.
-    """
+    """Whether the encoding's term of the pose differs from key to key; a constant is covered by the bias of queries."""
     return not (lifts or (encoding.absolute and query == keys == "own"))
 
 
 def query_weight(out_type: FieldType, group: Fibers, query: QueryMode, *, lifts: bool) -> float:
-    """The factor of the sum over the query poses.
-
-    All query poses together weigh as many poses as there are; without poses there is one query for them.
-    """
+    """The factor of the sum over the query poses, which together weigh as many poses as there are."""
     if query == "own":
         return 1.0
     if not lifts:
@@ -153,11 +136,7 @@ def _orbits(heads: Heads, window: Window, num_poses: int) -> Orbits | None:
 
 
 def check_on_torus(encoding: Encoding, window: Window) -> None:
-    """On a torus an encoding is a function of the shortest offsets.
-
-    Raises:
-        ValueError: it is absolute or rotary.
-    """
+    """Check that an encoding is a function of the offset, on a torus of the shortest ones."""
     if window.circular and not encoding.adds_to_keys:
         raise ValueError(
             f'encoding: got a {type(encoding).__name__} with padding_mode="circular", whose frequencies or origin no '
@@ -166,13 +145,7 @@ def check_on_torus(encoding: Encoding, window: Window) -> None:
 
 
 def flat_positions(positions: Sequence[Sequence[int]] | Sequence[int] | Tensor, shape: Sequence[int]) -> Tensor:
-    """The numbers of positions of a grid, of ``(n, d)`` indices along its axes; negative ones count from the end.
-
-    Points have one axis, and indices ``(n,)``.
-
-    Raises:
-        ValueError: they have other axes, or there is none of the positions.
-    """
+    """The numbers of positions ``(n, d)`` of a grid, or ``(n,)`` of points; negative ones count from the end."""
     index = torch.as_tensor(positions, dtype=torch.long).reshape(len(positions), -1)
     if index.shape[1] != len(shape):
         raise ValueError(f"positions: got {index.shape[1]} indices each, needed {len(shape)}")
@@ -190,11 +163,7 @@ def flat_positions(positions: Sequence[Sequence[int]] | Sequence[int] | Tensor, 
 def pose_indices(
     poses: Sequence[int | GroupElement] | None, space: GSpace, samples: Samples | None, subgroup: Subgroup = None
 ) -> list[int] | None:
-    """The indices of poses, or of cosets of a subgroup, given as elements or as indices; None for all.
-
-    Raises:
-        ValueError: there is no such pose.
-    """
+    """The indices of poses, or of cosets of a subgroup, given as elements or as indices; None for all."""
     if poses is None:
         return None
     group = fibers(space, samples, subgroup)
@@ -311,9 +280,8 @@ class GroupSelfAttention(MaskedModule):
             for a single one from all fields to all.
         poses: the id of a subgroup K of a finite fiber group, as of ``gspace.quotient_repr``: queries, keys and values
             are functions on the cosets H/K, so that there are :math:`|K|` times fewer poses. The encoding is its mean
-            :math:`\frac1{|K|}\sum_k \rho(k^{-1}\delta)`, with a table over the double cosets
-            :math:`K h^{-1}\hat h K`; a rotary one has frequencies along the directions that K keeps. None for all
-            elements.
+            :math:`\frac1{|K|}\sum_k \rho(k^{-1}\delta)`, with a table over the double cosets :math:`K h^{-1}\hat h K`;
+            a rotary one has frequencies along the directions that K keeps. None for all elements.
         backend: ``"auto"`` or a name from ``escnn_attention.functional.BACKENDS``.
         samples: for a continuous fiber group, its :class:`Samples` or their number, for example 8 in the plane and 24
             in space; None for a finite one.
@@ -329,7 +297,6 @@ class GroupSelfAttention(MaskedModule):
             does not keep, a ``stride`` or ``scale_factor`` with another of these, ``normalization="count"`` with a
             window, ``dropout`` or an encoding that does not factorise, a convolution where escnn has none; in the
             forward pass a window that reaches around the torus, a size that the stride does not fit.
-        NotImplementedError: the fiber group is continuous and there are no samples.
 
     Example:
         >>> import torch
@@ -342,13 +309,12 @@ class GroupSelfAttention(MaskedModule):
         >>> layer(vectors(torch.randn(1, 6, 12, 12))).shape
         torch.Size([1, 64, 12, 12])
 
-    Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, Eq. 16;
-    Bekkers et al., "Fast, Expressive SE(n) Equivariant Networks through Weight-Sharing in Position-Orientation Space",
-    ICLR 2024, for poses that are cosets;
-    Hutchinson et al., "LieTransformer", ICML 2021, for ``query="own"``; Darcet et al., "Vision
-    Transformers Need Registers", ICLR 2024; Henry et al., "Query-Key Normalization for Transformers", 2020; Wu et al.,
-    "CvT: Introducing Convolutions to Vision Transformers", ICCV 2021, and Zaheer et al., "REViT: Roto-reflection
-    Equivariant Convolutional Vision Transformer", ICML 2026, for projections with convolutions.
+    Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, Eq. 16; Bekkers
+    et al., "Fast, Expressive SE(n) Equivariant Networks through Weight-Sharing in Position-Orientation Space", ICLR
+    2024, for poses that are cosets; Hutchinson et al., "LieTransformer", ICML 2021, for ``query="own"``; Darcet et al.,
+    "Vision Transformers Need Registers", ICLR 2024; Henry et al., "Query-Key Normalization for Transformers", 2020; Wu
+    et al., "CvT: Introducing Convolutions to Vision Transformers", ICCV 2021, and Zaheer et al., "REViT:
+    Roto-reflection Equivariant Convolutional Vision Transformer", ICML 2026, for projections with convolutions.
     """
 
     plain: SelfAttention
@@ -568,7 +534,6 @@ class LiftingSelfAttention(GroupSelfAttention):
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
 
     Raises:
-        TypeError: there is no such option.
         ValueError: ``in_type`` has a field that is not trivial, and all that :class:`GroupSelfAttention` raises.
 
     Example:

@@ -148,7 +148,6 @@ class SphereSelfAttention(PointLayer):
         ``measure``.
 
     Raises:
-        TypeError: a type or number is none.
         ValueError: another gspace, a representation that is not orthogonal, an unknown option; on application, points
             that are not on the unit sphere.
 
@@ -399,9 +398,9 @@ class SphereTransformerBlock(PointBlock):
         self.shortcut = shortcut_of(in_type, out_type, "group")
         self.dropout = dropout_of(out_type, dropout)
         self.network = SphereFeedForward(
-            LocalFrames(stabiliser.generators(out_type)),
-            stabiliser.read(out_type, hidden, bias=hidden if bias else 0),
-            stabiliser.mean(out_type, hidden, 1, bool(bias)),
+            frames=LocalFrames(stabiliser.generators(out_type)),
+            expand=stabiliser.read(out_type, hidden, bias=hidden if bias else 0),
+            contract=stabiliser.mean(out_type, hidden, 1, bool(bias)),
         )
 
     def check_equivariance(self, atol: float = 1e-2, rtol: float = 1e-2) -> list[tuple[GroupElement, float]]:

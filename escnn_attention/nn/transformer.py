@@ -164,8 +164,7 @@ class TransformerBlock(GridModule):
 
     Source: Romero and Cordonnier, ICLR 2021, Figure F.1; Vaswani et al., "Attention Is All You Need", NeurIPS 2017, for
     the decoder; Xiong et al., "On Layer Normalization in the Transformer Architecture", ICML 2020, for the pre-norm;
-    Peebles and Xie, "Scalable Diffusion Models with Transformers", ICCV
-    2023, for adaLN-Zero.
+    Peebles and Xie, "Scalable Diffusion Models with Transformers", ICCV 2023, for adaLN-Zero.
     """
 
     condition: int | None
@@ -339,16 +338,7 @@ class TransformerBlock(GridModule):
 
 
 def each_block(block: Mapping[str, Any] | None, blocks: int, taken: Collection[str]) -> list[dict[str, Any]]:
-    """The further options of each block of a network; ``drop_path`` is the rate of the last one.
-
-    Args:
-        block: by name; None for none.
-        blocks: the number of blocks.
-        taken: the options that the network gives by arguments of its own.
-
-    Raises:
-        TypeError: there is no such option, or the network has an argument for it.
-    """
+    """The further options of each block of a network, without those ``taken``; ``drop_path`` is of the last block."""
     options = dict(block or {})
     # A network has no condition and no memory to call its blocks with.
     taken = (*taken, "condition", "cross_attention")
@@ -400,7 +390,7 @@ def _feed_forward(
 
 
 def _biases(hidden_norm: EquivariantModule, bias: bool) -> tuple[bool, bool]:
-    """Whether both maps of a pointwise network have biases, each with such a norm behind it as the hidden fields.
+    """Whether both maps of a pointwise network have biases, where no norm behind them takes these out.
 
     A layer norm takes out what all channels share, and of a single field that is a bias; a batch norm takes out what
     all components of a field share.
@@ -411,13 +401,7 @@ def _biases(hidden_norm: EquivariantModule, bias: bool) -> tuple[bool, bool]:
 
 
 class PointBlock(PointModule):
-    """Base class of the transformer blocks on points.
-
-    Attributes:
-        plain_type: the plain module with the same parts, whose computation it is.
-        condition: the number of components of the condition; None for a block without.
-        memory_type: the type of the memory; None for a block without.
-    """
+    """Base class of the transformer blocks on points, computed by the module ``plain_type`` with the same parts."""
 
     plain_type: type[PlainPointModule] = PlainPointTransformerBlock
     attention: EquivariantModule
@@ -444,13 +428,9 @@ class PointBlock(PointModule):
     ) -> GeometricTensor:
         """Apply the block; its arguments are those of :meth:`PointSelfAttention.forward`, a condition and a memory.
 
-        The output at points that a mask hides is zero.
-
-        A block with a ``condition`` n needs one: ``(clouds, n)`` with ``batch``, ``(1, n)`` for a single cloud, or
-        ``(N, n)``, one for each point; or n trivial fields at the points. A tensor with as many rows as there are
-        points has one for each point. Errors are those of :meth:`ConditionedFieldNorm.forward`.
-
-        A block with a ``cross_attention`` needs a memory, as that of :class:`TransformerBlock`.
+        The output at points that a mask hides is zero. A block with a ``condition`` n needs one, as
+        :meth:`ConditionedFieldNorm.forward` takes it, and one with a ``cross_attention`` a memory, as that of
+        :class:`TransformerBlock`.
         """
         x = check_points(x, self.in_type, self)
         if mask is not None:

@@ -18,16 +18,13 @@ from escnn_attention.functional.responses.convolution import convolve
 
 
 class PoseKernel(Versioned):
-    r"""A kernel between fields over poses: all entries of an orbit of the group are one number.
-
-    Returns ``(out_fields, out poses, in_fields, in poses, *kernel)``. Equal entries stay equal in every precision, so
-    that the kernel is as equivariant as the table of orbits.
+    """A kernel ``(out fields, out poses, in fields, in poses, *kernel)``, of one number for each orbit.
 
     Args:
         out_fields, in_fields: the number of fields on either side.
-        orbits: ``(out poses, in poses, *kernel)``, the number of the orbit that each entry belongs to.
+        orbits: ``(out poses, in poses, *kernel)``, the number of the orbit of each entry.
         basis: ``(m, orbits)``, the kernels to combine; None for a weight of its own for each orbit.
-        gain: the expected sum of the squares of all entries that make one output channel, when weights are drawn.
+        gain: the expected sum of squares of all entries that make one output channel, at initialisation.
     """
 
     __prepare_scriptable__ = refuse_scripting
@@ -83,17 +80,13 @@ def excite(first: PoseKernel, second: PoseKernel, statistics: Tensor) -> Tensor:
 
 
 class FeatureAttention(torch.nn.Module):
-    """Multiplies features ``(B, fields * poses, *space)`` by attention maps, or by what these leave.
+    """Multiplies features ``(B, fields * poses, *space)`` by attention maps, or, ``residual``, by what these leave.
 
     Args:
-        poses: the poses of a field.
         channel: the two layers of channel attention, or None.
-        spatial: the kernel of spatial attention, from two fields to one, or None. Where it has more poses than the
-            features, the maximum over them is taken.
-        statistics: of ``"mean"`` and ``"max"``.
-        dilation: of the kernel of spatial attention.
-        circular: whether that kernel is on a torus, rather than padded with zeros.
-        residual: whether the maps are what is suppressed.
+        spatial: the kernel of spatial attention, from the ``statistics`` to one field, or None; the maximum over
+            its poses is taken where the features have none.
+        dilation, circular: of that kernel; whether it is on a torus.
     """
 
     def __init__(
@@ -156,13 +149,7 @@ class FeatureAttention(torch.nn.Module):
 
 
 class PoseAttention(torch.nn.Module):
-    """Multiplies features ``(B, fields * poses, *space)`` by one map for each pose, or by what it leaves.
-
-    Args:
-        poses: the poses of a field.
-        weight: an equivariant map from the fields to one, at every position.
-        residual: whether the map is what is suppressed.
-    """
+    """Multiplies ``(B, fields * poses, *space)`` by one map for each pose, or, ``residual``, by what it leaves."""
 
     def __init__(self, poses: int, weight: PoseKernel, residual: bool):
         super().__init__()
@@ -188,11 +175,10 @@ class AttentiveConv(torch.nn.Module):
 
     Args:
         kernel: from the input fields to the output fields.
-        channel: the two layers of channel attention, from the input fields to the hidden ones and back, for each output
-            field; or None.
-        spatial: the kernel of spatial attention, from the two statistics to each output field, or None.
-        bias: the number of output fields that get a bias.
-        geometry: how the kernels of both move over the grid.
+        channel: the layers of channel attention, to hidden fields and back, for each output field; or None.
+        spatial: the kernel of spatial attention, from two statistics to each output field, or None.
+        bias: the number of output fields that have a bias.
+        geometry: how both kernels move over the grid.
         residual: whether the maps are what is suppressed.
     """
 
@@ -239,11 +225,7 @@ class AttentiveConv(torch.nn.Module):
         return y.flatten(1, 2)
 
     def attention_maps(self, x: Tensor) -> AttentionMaps:
-        """The maps of channel and of spatial attention.
-
-        Of the shapes ``(B, out_fields, out_poses, in_fields, in_poses)`` and
-        ``(B, out_fields, out_poses, in_poses, *space)``.
-        """
+        """Maps of fields, poses and their inputs: see :meth:`escnn_attention.AttentiveConv.attention_maps`."""
         check_grid(x.shape[2:])
         kernel = self.kernel()
         return AttentionMaps(*attentive.attention_maps(x, kernel, *self._attention(kernel), self.geometry))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,13 +13,23 @@ from escnn_attention.geometry.points import Cloud, where_present
 from escnn_attention.plain.point_attention import PointModule
 
 
-class LayerScale(torch.nn.Module):
-    """Multiplies ``(B, size, *space)`` by a learned gain, one of each field.
+class Parts(torch.nn.Module):
+    """A module of parts, which are given by their names; those of ``optional`` may be left out, and are None then."""
 
-    Args:
-        field: ``(size,)``, the number of the field of each channel.
-        initial: the gain at first.
-    """
+    optional: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, **parts: Any):
+        super().__init__()
+        for name, part in {**parts, **{name: None for name in self.optional if name not in parts}}.items():
+            setattr(self, name, part)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+class LayerScale(torch.nn.Module):
+    """Multiplies ``(B, size, *space)`` by a learned gain, one of each ``field``, the number of that of each channel."""
 
     field: Tensor
 
@@ -38,24 +48,14 @@ class LayerScale(torch.nn.Module):
 
 
 class DropPath(torch.nn.Module):
-    """In training, zero for some samples and the others divided by the probability of that.
-
-    Args:
-        p: the probability with which a sample is dropped.
-    """
+    """In training, zero for some samples, with probability p; the others are divided by 1 - p."""
 
     def __init__(self, p: float):
         super().__init__()
         self.p = p
 
     def forward(self, x: Tensor, batch: Tensor | None = None, *, points: bool = False) -> Tensor:
-        """The samples that are left of ``(B, size, *space)``; of ``(N, size)`` at points, by their cloud in ``batch``.
-
-        Args:
-            x: features.
-            batch: ``(N,)``, the number of the cloud of each point; None for a single cloud.
-            points: whether rows are points of clouds, and not samples.
-        """
+        """What is left of samples ``(B, size, *space)``, or of the clouds in ``batch`` of ``points`` ``(N, size)``."""
         if not self.training or not self.p:
             return x
         number = len(x) if not points else 1 if batch is None else int(batch.max()) + 1 if len(batch) else 0
@@ -68,46 +68,25 @@ class DropPath(torch.nn.Module):
         return f"p={self.p:g}"
 
 
-class ResidualBlock(torch.nn.Module):
+class ResidualBlock(Parts):
     """A residual block, ``shortcut(x) + branch(x)``."""
-
-    def __init__(self, branch: torch.nn.Module, shortcut: torch.nn.Module):
-        super().__init__()
-        self.branch = branch
-        self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.shortcut(x) + self.branch(x)
         return y
 
 
-class DenseBlock(torch.nn.Module):
+class DenseBlock(Parts):
     """The channels of ``branch(x)`` in front of those of ``crop(x)``."""
-
-    def __init__(self, branch: torch.nn.Module, crop: torch.nn.Module):
-        super().__init__()
-        self.branch = branch
-        self.crop = crop
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self.branch(x), self.crop(x)], dim=1)
 
 
-class CrossAttentionBranch(torch.nn.Module):
+class CrossAttentionBranch(Parts):
     """Attention to a memory, ``gate(after(attention(norm(y, *given), memory)), *given)``; perhaps without a gate."""
 
-    def __init__(
-        self,
-        norm: torch.nn.Module,
-        attention: torch.nn.Module,
-        after: torch.nn.Module,
-        gate: torch.nn.Module | None = None,
-    ):
-        super().__init__()
-        self.norm = norm
-        self.attention = attention
-        self.after = after
-        self.gate = gate
+    optional = ("gate",)
 
     def forward(
         self,
@@ -119,23 +98,20 @@ class CrossAttentionBranch(torch.nn.Module):
         coords: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Tensor:
-        """Features like ``y``, ``(B, size, *space)`` or at points ``(N, size)``.
+        """Features like ``y``, on a grid or at points.
 
         Args:
             y: features.
-            given: what a norm takes beside them: nothing, a condition, or a condition and the number of the cloud of
-                each point.
-            at: of features at points, the coordinates and the number of the cloud of each.
-            memory: keys and values, ``(B, key size, *key_space)``, or at points ``(N', key size)``.
-            key_padding_mask: ``(B, *key_space)`` or ``(N',)``, True for keys to ignore.
-            coords, batch: of a memory at points, the coordinates ``(N', d)`` and the number of the sample of each.
+            given: what a norm takes beside them: nothing, a condition, or a condition and the cloud of each point.
+            at: the coordinates and clouds of features at points.
+            memory, key_padding_mask, coords, batch: keys and values, those to ignore, where they are, and samples.
         """
         sets = (None, key_padding_mask, at[0], coords, at[1], batch)
         branch: Tensor = self.after(self.attention(self.norm(y, *given), memory, *sets))
         return branch if self.gate is None else self.gate(branch, *given)
 
 
-class TransformerBlock(torch.nn.Module):
+class TransformerBlock(Parts):
     """A transformer block: ``y = crop(shortcut(x) + after(attention(before(x))))``, then ``y + feed_forward(y)``.
 
     Between the two stands the cross-attention of a block that has one. Under a condition c, adaLN-Zero, the block is
@@ -143,42 +119,14 @@ class TransformerBlock(torch.nn.Module):
     ``y + feed_forward_gate(feed_forward(feed_forward_norm(y, c)), c)``.
     """
 
-    def __init__(
-        self,
-        before: torch.nn.Module,
-        attention: torch.nn.Module,
-        after: torch.nn.Module,
-        shortcut: torch.nn.Module,
-        crop: torch.nn.Module,
-        feed_forward: torch.nn.Module,
-        cross_attention: torch.nn.Module | None = None,
-        *,
-        attention_gate: torch.nn.Module | None = None,
-        feed_forward_norm: torch.nn.Module | None = None,
-        feed_forward_gate: torch.nn.Module | None = None,
-    ):
-        super().__init__()
-        self.before = before
-        self.attention = attention
-        self.after = after
-        self.attention_gate = attention_gate
-        self.shortcut = shortcut
-        self.crop = crop
-        self.cross_attention = cross_attention
-        self.feed_forward_norm = feed_forward_norm
-        self.feed_forward = feed_forward
-        self.feed_forward_gate = feed_forward_gate
+    optional = ("cross_attention", "attention_gate", "feed_forward_norm", "feed_forward_gate")
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, condition: Tensor | None = None, *memory: Tensor | None
     ) -> Tensor:
-        """The block on features ``(B, in, *space)``.
+        """The block on features ``(B, in, *space)``; a mask ``(B, *space)`` hides positions.
 
-        Args:
-            x: features.
-            mask: ``(B, *space)``, False for positions to leave out.
-            condition: of a block that has one: ``(B, n)``, or ``(B, n, *space)`` for one at each position.
-            memory: the last arguments of :meth:`CrossAttentionBranch.forward`, from ``memory`` on.
+        The last arguments are those of :meth:`CrossAttentionBranch.forward` from ``memory`` on.
         """
         hidden = None if mask is None else ~mask.unsqueeze(1)
         if hidden is not None:
@@ -197,37 +145,13 @@ class TransformerBlock(torch.nn.Module):
         return z if hidden is None else z.masked_fill(self.crop(hidden.expand(-1, z.shape[1], *hidden.shape[2:])), 0.0)
 
 
-class PointTransformerBlock(PointModule):
+class PointTransformerBlock(Parts, PointModule):
     """A transformer block on points: ``y = shortcut(x) + after(attention(norm(x)))``, then ``y + feed_forward(y)``.
 
     A condition and a cross-attention are as in :class:`TransformerBlock`.
     """
 
-    def __init__(
-        self,
-        norm: torch.nn.Module,
-        attention: torch.nn.Module,
-        after: torch.nn.Module,
-        shortcut: torch.nn.Module,
-        feed_forward: torch.nn.Module,
-        drop_path: torch.nn.Module,
-        cross_attention: torch.nn.Module | None = None,
-        *,
-        attention_gate: torch.nn.Module | None = None,
-        feed_forward_norm: torch.nn.Module | None = None,
-        feed_forward_gate: torch.nn.Module | None = None,
-    ):
-        super().__init__()
-        self.norm = norm
-        self.attention = attention
-        self.after = after
-        self.attention_gate: Any = attention_gate
-        self.shortcut = shortcut
-        self.feed_forward_norm: Any = feed_forward_norm
-        self.feed_forward = feed_forward
-        self.feed_forward_gate: Any = feed_forward_gate
-        self.drop_path = drop_path
-        self.cross_attention: Any = cross_attention
+    optional = TransformerBlock.optional
 
     def forward(
         self,
@@ -244,15 +168,7 @@ class PointTransformerBlock(PointModule):
         memory_coords: Tensor | None = None,
         memory_batch: Tensor | None = None,
     ) -> Tensor:
-        """Features ``(N, out)`` of features ``(N, in)``: see :meth:`escnn_attention.PointTransformerBlock.forward`.
-
-        Args:
-            x, coords, edge_index, batch, mask, measure, edge_attr: as there.
-            condition: of a block with one: ``(clouds, n)`` with ``batch``, ``(1, n)`` for a single cloud, or
-                ``(N, n)``, one for each point.
-            memory, memory_key_padding_mask, memory_coords, memory_batch: of a block with a cross-attention, what
-                :meth:`CrossAttentionBranch.forward` takes from ``memory`` on.
-        """
+        """Features ``(N, out)`` of features ``(N, in)``: see :meth:`escnn_attention.PointTransformerBlock.forward`."""
         if condition is None and self.attention_gate is not None:
             raise ValueError("condition: got None, and the norms of this block need one, (clouds, n) or (points, n)")
         seen = () if memory is None else (memory, memory_key_padding_mask, memory_coords, memory_batch)

@@ -56,19 +56,16 @@ _T = TypeVar("_T")
 class Derived(Generic[_T]):
     """What follows from the weights of a module, kept in evaluation without gradients while the weights are equal.
 
-    Values are compared and not versions, which do not count what is written to ``weight.data``; it takes a small part
-    of the time that expanding a weight takes. A GPU would have to wait for a comparison, and nothing is kept there.
+    Values are compared and not versions, which do not count what is written to ``weight.data``. On a GPU, which would
+    have to wait for a comparison, nothing is kept.
 
-    Example:
-        >>> import torch
-        >>> from escnn_attention.plain.buffers import Derived
-        >>> weight, squares = torch.ones(2), Derived()
-        >>> with torch.no_grad():
-        ...     one = squares.of(weight, torch.square, training=False)
-        ...     print(squares.of(weight, torch.square, training=False) is one)
-        ...     print(squares.of(weight.mul_(2), torch.square, training=False))
-        True
-        tensor([4., 4.])
+    >>> weight, squares = torch.ones(2), Derived()
+    >>> with torch.no_grad():
+    ...     one = squares.of(weight, torch.square, training=False)
+    ...     print(squares.of(weight, torch.square, training=False) is one)
+    ...     print(squares.of(weight.mul_(2), torch.square, training=False))
+    True
+    tensor([4., 4.])
     """
 
     def __init__(self) -> None:

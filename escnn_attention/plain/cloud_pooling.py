@@ -15,23 +15,11 @@ Pool = Literal["mean", "sum", "max"]
 def count_clouds(batch: Tensor | None, coords: Tensor, mask: Tensor | None = None) -> int:
     """The number of clouds in a batch; in an export that of the points, of which every cloud has one at least.
 
-    No shape but that of the output then depends on how many clouds there are: see :func:`of_clouds`.
+    No shape but that of the output then depends on how many clouds there are: see :func:`of_clouds`. A TypeError or
+    ValueError for a batch or mask that is none, a negative number, or a cloud without points.
 
-    Args:
-        batch: ``(N,)``, the number of the cloud of each point, or None for a single one.
-        coords: ``(N, d)``.
-        mask: ``(N,)``, False for points that are not there.
-
-    Raises:
-        TypeError: ``batch`` is not a tensor of integers, or ``mask`` not one of bool.
-        ValueError: one of them has another shape or is on another device, a number is negative, or a cloud has no
-            points.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.plain.cloud_pooling import count_clouds
-        >>> count_clouds(torch.tensor([0, 0, 1, 1, 1]), torch.randn(5, 3))
-        2
+    >>> count_clouds(torch.tensor([0, 0, 1, 1, 1]), torch.randn(5, 3))
+    2
     """
     _check_of_points("mask", mask, torch.bool, coords)
     _check_of_points("batch", batch, torch.long, coords)
@@ -64,12 +52,7 @@ def _of_clouds_there(y: Tensor, batch: Tensor | None) -> Tensor:
 
 @in_programs(_of_clouds_there)
 def of_clouds(y: Tensor, batch: Tensor | None) -> Tensor:
-    """The rows of the clouds that there are, of as many as an export has room for; elsewhere all.
-
-    Args:
-        y: ``(B, ...)``, where B is what :func:`count_clouds` says.
-        batch: ``(N,)``, the number of the cloud of each point, or None for a single one.
-    """
+    """The rows of the clouds that there are, of ``(B, ...)`` as :func:`count_clouds` counts them."""
     return y
 
 
@@ -88,15 +71,7 @@ def _check_of_points(name: str, values: Tensor | None, dtype: torch.dtype, coord
 
 
 def pool_clouds(x: Tensor, batch: Tensor | None, num_clouds: int, how: Pool, measure: Tensor | None = None) -> Tensor:
-    """Features ``(N, C)`` of points to features ``(B, C)`` of clouds.
-
-    Args:
-        x: of the points.
-        batch: ``(N,)``, the number of the cloud of each point, or None for a single one.
-        num_clouds: B.
-        how: ``"mean"``, ``"sum"`` or ``"max"``.
-        measure: ``(N,)``: a point of measure 2 counts as two in means and sums.
-    """
+    """Features ``(N, C)`` of points to ``(B, C)`` of clouds; a point of measure 2 counts as two in means and sums."""
     if batch is None:
         batch = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
     if how == "max":
@@ -112,13 +87,7 @@ def pool_clouds(x: Tensor, batch: Tensor | None, num_clouds: int, how: Pool, mea
 def offsets_from_mean(
     coords: Tensor, batch: Tensor | None, num_clouds: int, mask: Tensor | None = None, measure: Tensor | None = None
 ) -> Tensor:
-    """Where the points ``(N, d)`` are relative to the mean of their cloud; zero for those that a mask hides.
-
-    Args:
-        coords: ``(N, d)``.
-        batch, mask, measure: ``(N,)``, as in :class:`PointNetwork`.
-        num_clouds: the number of clouds.
-    """
+    """The points ``(N, d)`` relative to the mean of their cloud; zero for those that a mask hides."""
     if mask is not None:
         coords, batch, measure = _apart(mask, coords, batch, num_clouds, measure)
         return torch.where(mask[:, None], offsets_from_mean(coords, batch, num_clouds + 1, None, measure), 0.0)

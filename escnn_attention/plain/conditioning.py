@@ -14,17 +14,9 @@ from escnn_attention.plain.norms import LayerNorm
 
 
 class Modulation(ExactBuffers):
-    r"""A scale of every field and a shift of the invariant components, both linear in a condition c.
+    r"""A scale of every field, at first o, and a shift along the invariants V ``(size, k)``, linear in a condition c.
 
     .. math:: y = (o + W_s c + b_s)_\mathrm{field}\, x + V (W_t c + b_t)
-
-    The linear maps are zero at first, so that the module multiplies by the offset :math:`o`.
-
-    Args:
-        field: ``(size,)``, the number of the field of each channel: a field has one scale.
-        invariants: ``(size, k)``, the vectors V along which to shift; None for no shift.
-        condition: the number of components of the condition.
-        offset: o.
     """
 
     field: Tensor
@@ -42,13 +34,9 @@ class Modulation(ExactBuffers):
         torch.nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor, condition: Tensor, batch: Tensor | None = None) -> Tensor:
-        """The features ``(B, size, *space)``, or ``(N, size)`` at points, scaled and shifted.
+        """Features ``(B, size, *space)``, or ``(N, size)`` at points, scaled and shifted.
 
-        Args:
-            x: features.
-            condition: ``(B, n)``, or ``(B, n, *space)`` for one at each position. At points one row for each cloud of
-                ``batch``, one row for each point, or a single one for all.
-            batch: ``(N,)``, the number of the cloud of each point.
+        The condition is ``(B, n)`` or ``(B, n, *space)``; at points it has a row for each cloud or point, or one.
         """
         numbers = self.linear(condition.movedim(1, -1) if condition.dim() > 2 else condition)
         if batch is not None and numbers.shape[0] != x.shape[0]:
@@ -72,12 +60,7 @@ def _over_channels(values: Tensor, x: Tensor) -> Tensor:
 
 
 class ConditionedNorm(torch.nn.Module):
-    """A norm without parameters, and a modulation of what it gives.
-
-    Args:
-        norm: the norm.
-        modulation: the modulation.
-    """
+    """A norm without parameters, and a modulation of its output: see :meth:`Modulation.forward`."""
 
     def __init__(self, norm: LayerNorm, modulation: Modulation):
         super().__init__()

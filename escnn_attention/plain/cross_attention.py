@@ -38,12 +38,7 @@ MOST_STEPS = 16
 
 @dataclass(frozen=True)
 class Projections:
-    """The projections of a cross-attention.
-
-    Attributes:
-        queries, keys, values: from features to C fields for each of M heads.
-        out: from M · C regular fields to the output.
-    """
+    """The projections of a cross-attention: to C fields for each of M heads, and ``out`` to the output."""
 
     queries: ToPoses | Scalars
     keys: ToPoses | Scalars
@@ -56,14 +51,11 @@ class Places:
     """Where queries and keys are.
 
     Attributes:
-        one_space: whether queries and keys lie in the same space. In another space queries have no place among the
-            keys; they stand at the centre of the keys.
-        window: which keys of a grid a query of a grid sees.
-        rule: which keys a query sees where either are points.
-        relation: of points.
-        length_scale: the unit of length of the encoding between points.
+        one_space: whether they lie in the same space; otherwise queries stand at the centre of the keys.
+        window, rule: which keys a query sees: on grids, and where either are points.
+        relation, length_scale: of points, and the unit of length between them.
         spacing: of the grids of queries and keys, in a unit that both have; None for grids of the same extent.
-        cutoff: by which the measure of a key is multiplied for each query, between points; None without.
+        cutoff: the factor of the measure of a key for each query, between points.
     """
 
     one_space: bool
@@ -76,13 +68,7 @@ class Places:
 
 
 class Scattered(NamedTuple):
-    """Features at points.
-
-    Attributes:
-        x: ``(N, size)``.
-        coords: ``(N, d)``.
-        batch: ``(N,)``, the number of the cloud of each; None for a single cloud.
-    """
+    """Features ``(N, size)`` at points ``(N, d)``; ``batch`` ``(N,)`` is the number of the cloud of each."""
 
     x: Tensor
     coords: Tensor
@@ -92,17 +78,8 @@ class Scattered(NamedTuple):
 class CrossAttention(ScoredHeads):
     """Projections to heads, attention of the poses of one set to those of another, projection to the output.
 
-    Maps ``(B, query size, *space)`` and ``(B, key size, *other space)`` to ``(B, out, *space)``. It knows the group by
-    tables only and needs no escnn.
-
-    Args:
-        projections: from features to heads, and back. From
-            :class:`~escnn_attention.plain.projections.Scalars` what is projected has no poses.
-        encoding: a bound encoding that reads queries and keys.
-        tables: of the group.
-        places: of queries and keys.
-        mode: which poses, and how.
-        query_weight: as in :class:`~escnn_attention.plain.projections.ScoredHeads`.
+    Maps ``(B, query size, *space)`` and ``(B, key size, *other space)`` to ``(B, out, *space)``. What a projection of
+    :class:`~escnn_attention.plain.projections.Scalars` makes has no poses.
     """
 
     quotient: Tensor | None
@@ -158,10 +135,7 @@ class CrossAttention(ScoredHeads):
         key_batch: Tensor | None = None,
         edge_index: Tensor | None = None,
     ) -> Tensor:
-        """Features ``(B, out, *space)``, or ``(N, out)`` of queries at points.
-
-        See :meth:`escnn_attention.GroupCrossAttention.forward`; points have coordinates ``(N, d)``.
-        """
+        """Features of the queries: see :meth:`escnn_attention.GroupCrossAttention.forward`."""
         if query_coords is not None or key_coords is not None:
             sets = (queries, query_coords, query_batch), (keys, key_coords, key_batch)
             call = self.point_call(*sets, values, key_padding_mask, edge_index)
@@ -182,10 +156,7 @@ class CrossAttention(ScoredHeads):
         batches: tuple[Tensor | None, Tensor | None] = (None, None),
         edge_index: Tensor | None = None,
     ) -> Tensor:
-        """The probabilities of :meth:`escnn_attention.GroupCrossAttention.attention_maps`, at flat positions.
-
-        ``sets`` are queries, keys and values; ``coords`` and ``batches`` are those of queries and of keys.
-        """
+        """The maps of :meth:`escnn_attention.GroupCrossAttention.attention_maps` at flat positions."""
         queries, keys, values = sets
         chosen = None if poses is None else torch.tensor(poses, device=queries.device)
         if coords != (None, None):
@@ -260,10 +231,7 @@ class CrossAttention(ScoredHeads):
         hidden: Tensor | None,
         edge_index: Tensor | None,
     ) -> PointCall:
-        """The attention to compute where either are points, of which a mask hides some keys.
-
-        ``of_queries`` and ``of_keys`` are the arguments of :meth:`scattered`.
-        """
+        """The attention to compute where either are points, of arguments of :meth:`scattered`."""
         queries, keys = self.scattered(*of_queries), self.scattered(*of_keys)
         values = None if values is None else self.scattered(values, *of_keys[1:]).x
         batch, features, coords = keys.batch, keys.x, keys.coords
@@ -306,10 +274,7 @@ class CrossAttention(ScoredHeads):
         )
 
     def to_heads(self, queries: Tensor, keys: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values ``(M, B, N, P, C)`` of features ``(B, *space, size)``.
-
-        Without ``values`` they are made of the features that keys are made of.
-        """
+        """Queries, keys and values ``(M, B, N, P, C)`` of ``(B, *space, size)``; None for the values of keys."""
         sources = (queries, keys, keys if values is None else values)
         projections = (self.project_queries, self.project_keys, self.project_values)
         q, k, v = (_heads_of(project, x) for project, x in zip(projections, sources, strict=True))
@@ -349,15 +314,10 @@ def _centres(coords: Tensor, batch: Tensor | None, query_batch: Tensor | None, q
 
 
 def spacing_between(space: Sequence[int], key_space: Sequence[int]) -> tuple[int, int]:
-    """The spacings of two grids of the same extent, whose cells fill it: whole numbers, as small as possible.
+    """The least whole spacings of two grids of one extent; a ValueError where axes differ or none are small.
 
-    Raises:
-        ValueError: along some axes there are others, or no small ones.
-
-    Example:
-        >>> from escnn_attention.plain.cross_attention import spacing_between
-        >>> spacing_between((16, 12), (8, 6)), spacing_between((4, 4), (6, 6))
-        ((1, 2), (3, 2))
+    >>> spacing_between((16, 12), (8, 6)), spacing_between((4, 4), (6, 6))
+    ((1, 2), (3, 2))
     """
     sides = [(n, m) for n, m in zip(space, key_space, strict=True) if not n == m == 1]
     ratios = {Fraction(n, m) for n, m in sides} or {Fraction(1)}

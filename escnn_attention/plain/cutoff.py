@@ -11,18 +11,12 @@ from escnn_attention.geometry.neighbours import Neighbourhood
 
 
 def polynomial_envelope(x: Tensor) -> Tensor:
-    r"""The polynomial envelope of DimeNet with p = 6, of distances x from 0 to 1 in units of the radius.
+    r"""The envelope of DimeNet with p = 6, of distances x from 0 to 1: 1 at 0, and with two derivatives 0 at 1.
 
-    .. math::
-        u(x) = 1 - 28 x^6 + 48 x^7 - 21 x^8 = (1 - x)^3 \, (1 + 3x + 6x^2 + 10x^3 + 15x^4 + 21x^5)
+    .. math:: u(x) = 1 - 28 x^6 + 48 x^7 - 21 x^8 = (1 - x)^3 \, (1 + 3x + 6x^2 + 10x^3 + 15x^4 + 21x^5)
 
-    It is 1 at 0 and 0 at 1, where its first and second derivatives vanish.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.plain.cutoff import polynomial_envelope
-        >>> polynomial_envelope(torch.tensor([0.0, 0.5, 1.0]))
-        tensor([1.0000, 0.8555, 0.0000])
+    >>> polynomial_envelope(torch.tensor([0.0, 0.5, 1.0]))
+    tensor([1.0000, 0.8555, 0.0000])
 
     Source: Gasteiger et al., "Directional Message Passing for Molecular Graphs", ICLR 2020.
     """
@@ -32,19 +26,11 @@ def polynomial_envelope(x: Tensor) -> Tensor:
 
 
 class Cutoff(torch.nn.Module):
-    """An envelope of the distance of two points in units of a radius.
+    """A function of the distance of two points in units of the radius of a rule; negative values count as 0.
 
-    Args:
-        function: of distances from 0 to 1, to numbers of the same shape; those below 0 count as 0.
-        rule: by which points are neighbours, with a radius.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.geometry.neighbours import Neighbourhood
-        >>> from escnn_attention.plain.cutoff import Cutoff, polynomial_envelope
-        >>> cutoff = Cutoff(polynomial_envelope, Neighbourhood(radius=2.0))
-        >>> cutoff(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 1.0], [2.0, 0.0]]))
-        tensor([0.8555, 0.0000])
+    >>> cutoff = Cutoff(polynomial_envelope, Neighbourhood(radius=2.0))
+    >>> cutoff(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 1.0], [2.0, 0.0]]))
+    tensor([0.8555, 0.0000])
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor], rule: Neighbourhood):

@@ -26,13 +26,9 @@ Measure = Literal["haar", "counting", "printed"]
 
 @dataclass(frozen=True, eq=False)
 class ScaledWindow:
-    """The window of the queries of one scale.
+    """The window of the queries of one scale, whose reach is ``unit`` times that of its positions.
 
-    Attributes:
-        window: its positions.
-        unit: the reach of the positions in units of the reach of the window, by which offsets are measured.
-        share: ``(L,)``; how much of the cell of each position lies in the window. None where all positions weigh the
-            same.
+    ``share`` ``(L,)`` is how much of the cell of each position lies in the window; None where all weigh the same.
     """
 
     window: Window
@@ -43,19 +39,11 @@ class ScaledWindow:
 def scaled_window(
     kernel_size: int, shape: WindowShape, scale: float, dimension: int, *, kind: WindowKind, weighted: bool
 ) -> ScaledWindow:
-    r"""The window at a scale.
+    r"""The window at a scale s.
 
     At scale 1 it reaches ``kernel_size // 2`` =: r to every side, a box or a ball in :math:`R^d`; at scale s it reaches
     r s. A position stands for the unit cell around it, of which :math:`\min(1, r s + 1/2 - |x|)` lies in the window
-    along an axis, or along the radius of a ball. Those of which nothing does are not in it.
-
-    Args:
-        kernel_size, shape: the window at scale 1.
-        scale: s.
-        dimension: d.
-        kind: ``"scaled"``, ``"dilated"`` for the positions of scale 1 at s times the distance, or ``"fixed"`` for the
-            window of scale 1.
-        weighted: whether positions weigh as much as lies in the window of them. Otherwise those in it weigh the same.
+    along an axis, or along the radius of a ball: its weight, if ``weighted``. ``kind`` is that of the layer.
     """
     if kind == "dilated":
         return ScaledWindow(Window(kernel_size, shape, round(scale)))
@@ -84,15 +72,12 @@ def scaled_window(
 class DilationAttention(HeadModule):
     """Projections to heads, attention between scales and poses on a grid, projection to the output.
 
-    Maps ``(B, in, *space)`` to ``(B, n · out, *space)`` for n scales. In lifting ``in`` has no scales, otherwise it is
-    n times the channels that ``project_in`` takes. It knows the group by tables only and needs no escnn.
+    Maps ``(B, in, *space)`` to ``(B, n · out, *space)`` for n scales; ``in`` has no scales in lifting.
 
     Args:
-        project_in, needs: from the features of a scale, as in :class:`~escnn_attention.plain.projections.HeadModule`.
-        project_out: from ``num_heads`` · C regular fields to the output of a scale.
+        project_in, project_out, needs: from the features of a scale, and to these.
         encoding: a bound encoding, of :math:`T|H|` poses, or of 1 in lifting.
-        tables: of the group, a finite one.
-        mode: which poses a query sees, and how.
+        tables, mode: of the group, a finite one; which poses a query sees, and how.
         windows: the window of every scale.
         interval: T, how many scales the keys have, from that of the query on; None in lifting.
         log_measure: ``(T,)``, the logarithms of the measure of the keys of each of them.
@@ -168,10 +153,7 @@ class DilationAttention(HeadModule):
         return q, k, v
 
     def _keys(self, k: Tensor, scale: int) -> Tensor:
-        """The keys, or values, that the queries of a scale see, ``(M, B, N, P, C)``.
-
-        Beyond the last scale there are none: they are left out, as positions beyond the border are.
-        """
+        """The keys, or values, that the queries of a scale see, ``(M, B, N, P, C)``; none beyond the last scale."""
         return k if self.interval is None else torch.cat(k[:, :, scale : scale + self.interval].unbind(2), dim=3)
 
     def _terms(self, scale: int, positions: Grid) -> PositionalBias:
@@ -196,12 +178,7 @@ def join_scales(x: Tensor, count: int) -> Tensor:
 
 
 class PerScale(torch.nn.Module):
-    """One module on the features of every scale.
-
-    Args:
-        module: from ``(B, in, *space)`` to ``(B, out, *space)``.
-        count: the number n of scales. Maps ``(B, n · in, *space)`` to ``(B, n · out, *space)``.
-    """
+    """One module on the features of each of ``count`` scales: ``(B, n · in, *space)`` to ``(B, n · out, *space)``."""
 
     def __init__(self, module: torch.nn.Module, count: int):
         super().__init__()

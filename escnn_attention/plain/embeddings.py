@@ -26,13 +26,10 @@ class InvariantTable(ExactBuffers):
     r"""Learned fields with :math:`p(h u) = \rho(h)\, p(u)`, and as free as that leaves them.
 
     Args:
-        segments: the representation of the fields (``escnn_attention.groups.fibers.frames`` with ``dual=True``).
-        channels: of the fields.
-        places: ``(K, |H|)``, where each element takes the first position u of each orbit.
-        shape: of the grid.
+        segments, channels: the representation of the fields, with ``dual=True``, and its channels.
+        places: ``(K, |H|)``, where each element takes the first position u of each orbit, on a grid of this ``shape``.
         bases: for some orbits, ``(k,)``, the basis ``(channels, m)`` of what p(u) may be; None for everything.
-        copies: how many fields there are.
-        std: the standard deviation of the numbers at first.
+        copies, std: how many fields there are, and the standard deviation of their numbers at first.
     """
 
     places: Tensor
@@ -88,11 +85,7 @@ class InvariantTable(ExactBuffers):
 
 
 class PositionTable(torch.nn.Module):
-    """Adds a field that a table holds to features ``(B, channels, *space)``.
-
-    Args:
-        table: with one field.
-    """
+    """Adds the field of a table to features ``(B, channels, *space)``."""
 
     def __init__(self, table: InvariantTable):
         super().__init__()
@@ -108,13 +101,9 @@ class PositionTable(torch.nn.Module):
 
 
 class _Patches(ExactBuffers):
-    """A kernel between fields at one position and those on a patch, and an invariant bias.
+    """A kernel between fields at one position and those on a patch, and a bias along the invariants ``(channels, k)``.
 
-    Args:
-        tables: for each representation of the input, with a field for each field of the input, on a patch; the channels
-            are those of the output, and in them the components of a field of the input.
-        columns: the channels of the input in the order of the tables, ``(fields, components)`` for each.
-        invariants: ``(channels, k)``, the vectors along which a bias is learned.
+    For each representation of the input there is a table with a field for each of its fields, and their columns.
     """
 
     invariants: Tensor
@@ -170,11 +159,7 @@ class PatchDecoder(_Patches):
 class PositionEmbedding(ExactBuffers):
     """Adds a learned function of the position to features ``(B, size, *space)``, or ``(N, size)`` at points.
 
-    Args:
-        encoding: the function, bound with one head and one pose.
-        project_out: from its channels at every pose to the features.
-        inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
-        length_scale: the length that is 1 to the function, between points.
+    It is an encoding, bound with one head and one pose, of points in units of ``length_scale``, and ``project_out``.
     """
 
     inverse_action: Tensor

@@ -9,14 +9,7 @@ from torch import Tensor
 
 
 class FieldConvolution(torch.nn.Module):
-    """Convolutions of some of the channels each, whose outputs lie one behind the other.
-
-    Maps ``(B, in, *space)`` to ``(B, out, *space)``.
-
-    Args:
-        parts: the convolutions.
-        channels: the channels that each of them reads, if there are several.
-    """
+    """Convolutions of some channels each, ``(B, in, *space)``, whose outputs ``(B, out, *space)`` follow each other."""
 
     def __init__(self, parts: Sequence[torch.nn.Module], channels: Sequence[Sequence[int]]):
         super().__init__()

@@ -6,15 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from escnn_attention.plain.blocks import Parts
+
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 class Upsample(torch.nn.Module):
-    """Interpolates features linearly to the grid of others, about the same centre.
-
-    Args:
-        circular: whether opposite sides of the grid are neighbours; a grid of twice the size only.
-    """
+    """Interpolates features to the grid of others about the same centre; on a torus to one of twice the size."""
 
     def __init__(self, circular: bool = False):
         super().__init__()
@@ -35,35 +33,18 @@ class Upsample(torch.nn.Module):
         return f"circular={self.circular}"
 
 
-class UNet(torch.nn.Module):
+class UNet(Parts):
     """An encoder, a decoder that reads what the encoder has at every level, and a map to the output.
 
-    Args:
-        encoder: the layers of each level, the finest first.
-        pools: between them, each to half of the grid.
-        decoder: the layers of each level but the coarsest, in the order in which they are applied, the finest last.
-            Each reads the features of the encoder at its level, and those of the level below behind them.
-        upsample: from the grid of the level below.
-        head: to the output; None for a network that gives the features of all levels.
+    Attributes:
         embedding: in front of the levels; None without.
+        encoder, pools: the layers of each level, the finest first, and between them each to half of the grid.
+        decoder: the layers of each level but the coarsest, the finest last. They read the features of the encoder and,
+            behind them, of the level below, which ``upsample`` brings to the grid.
+        head: to the output; None for a network that gives the features of all levels.
     """
 
-    def __init__(
-        self,
-        encoder: torch.nn.ModuleList,
-        pools: torch.nn.ModuleList,
-        decoder: torch.nn.ModuleList,
-        upsample: torch.nn.Module,
-        head: torch.nn.Module | None = None,
-        embedding: torch.nn.Module | None = None,
-    ):
-        super().__init__()
-        self.encoder = encoder
-        self.pools = pools
-        self.decoder = decoder
-        self.upsample = upsample
-        self.head = head
-        self.embedding = embedding
+    optional = ("head", "embedding")
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         """The output on the grid of ``x``; without a head the features of all levels, the finest first."""

@@ -17,13 +17,10 @@ class FrameLift(ExactBuffers):
     """Evaluates a network on every view of its input, and puts the outputs where they belong.
 
     Args:
-        network: from ``(B, C, *space)`` to feature maps ``(B, D, *grid)`` or tokens ``(B, prefix_tokens + N, D)``.
+        network, method: from ``(B, C, *space)`` to maps ``(B, D, *grid)`` or tokens ``(B, prefix_tokens + N, D)``.
         turns: ``(|H|, d, d)``, the action of every pose on the axes of a tensor: signed permutations.
         matrices: ``(|H|, C, C)``, by which the channels of a view are transformed; None for scalars.
-        prefix_tokens: the number of tokens without a place, in front of the others.
-        frozen: whether the network stays in eval mode and gets no gradients.
-        poses_at_once: how many views the network takes in one batch; None for all.
-        method: the method of the network that is called.
+        prefix_tokens, frozen, poses_at_once: as of :class:`escnn_attention.FrameLift`.
     """
 
     matrices: Tensor | None

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention.plain.blocks import Parts
 from escnn_attention.plain.buffers import ExactBuffers
 
 
 def invariant(x: Tensor, order: int) -> Tensor:
-    """The maximum over the poses and the mean over the positions of regular fields.
-
-    Maps ``(B, fields · order, *space)`` to ``(B, fields)``.
-    """
+    """The maximum over poses and the mean over positions, of ``(B, fields · order, *space)`` to ``(B, fields)``."""
     return x.unflatten(1, (-1, order)).amax(dim=2).flatten(2).mean(dim=2)
 
 
@@ -63,10 +59,7 @@ class Classifier(torch.nn.Module):
 class ClassToken(ExactBuffers):
     """Positions ``(B, C, *space)`` in a row, behind R + 1 learned tokens: ``(B, C, 1, ..., 1, 1 + R + N)``.
 
-    Args:
-        invariants: ``(C, k)``, the invariant vectors of which the tokens are combinations.
-        there: whether there is a token in front, which is read.
-        registers: the number R of other tokens, which are not read.
+    Tokens are combinations of the ``invariants`` ``(C, k)``. The first, if it is ``there``, is read.
     """
 
     invariants: Tensor
@@ -99,29 +92,19 @@ def mixed(map: torch.nn.Module, x: Tensor) -> Tensor:
     return y
 
 
-class VisionForward(torch.nn.Module):
-    """The forward pass of transformers of patches.
+class VisionTransformer(Parts):
+    """A transformer of patches: see :class:`escnn_attention.models.VisionTransformer`.
 
     Attributes:
+        embedding, positions: from images to features of patches, and their positions.
         token: puts the features of patches in a row behind learned tokens, and reads them in the end.
         blocks: the equivariant blocks.
-        invariants: a module that reads invariants of their features; None for the features themselves.
-        leave: a linear map of these.
-        plain_blocks: the blocks behind it.
-        norm: of their features.
-        head: from the features that are read to logits.
-        decoder: from the features of the patches behind the equivariant blocks to fields, in place of all that comes
-            behind these; None for logits.
+        invariants, leave: a module that reads invariants of their features, or None, and a linear map of these.
+        plain_blocks, norm, head: the blocks behind it, the norm of their features, and the map to logits.
+        decoder: from the features of the equivariant blocks to fields, in place of what comes behind; None for logits.
     """
 
-    token: ClassToken
-    blocks: torch.nn.Sequential | torch.nn.ModuleList
-    invariants: torch.nn.Module | None
-    leave: torch.nn.Linear
-    plain_blocks: torch.nn.Sequential | torch.nn.ModuleList
-    norm: torch.nn.Module
-    head: torch.nn.Module
-    decoder: torch.nn.Module | None
+    optional = ("invariants", "decoder")
 
     def forward(self, x: Tensor) -> Tensor:
         if self.decoder is not None:
@@ -150,46 +133,9 @@ class VisionForward(torch.nn.Module):
 
     def _embed(self, x: Tensor) -> Tensor:
         """The features of patches, with their positions, of images."""
-        raise NotImplementedError
+        return self._apply_module(self.positions, self._apply_module(self.embedding, x))
 
     def _apply_module(self, module: torch.nn.Module, x: Tensor) -> Tensor:
         """Apply a module of the network to features ``(B, C, *space)``."""
         y: Tensor = module(x)
-        return y
-
-
-class VisionTransformer(VisionForward):
-    """A transformer of patches: see :class:`escnn_attention.models.VisionTransformer`.
-
-    Args:
-        stem: from images to features of patches, with their positions.
-        token, blocks, invariants, leave, plain_blocks, norm, head, decoder: as in :class:`VisionForward`;
-            ``invariants`` is the identity for the features themselves.
-    """
-
-    def __init__(
-        self,
-        stem: torch.nn.Module,
-        token: ClassToken,
-        blocks: Sequence[torch.nn.Module],
-        invariants: torch.nn.Module,
-        leave: torch.nn.Linear,
-        plain_blocks: Sequence[torch.nn.Module],
-        norm: torch.nn.Module,
-        head: torch.nn.Module,
-        decoder: torch.nn.Module | None = None,
-    ):
-        super().__init__()
-        self.stem = stem
-        self.token = token
-        self.blocks = torch.nn.Sequential(*blocks)
-        self.invariants = invariants
-        self.leave = leave
-        self.plain_blocks = torch.nn.Sequential(*plain_blocks)
-        self.norm = norm
-        self.head = head
-        self.decoder = decoder
-
-    def _embed(self, x: Tensor) -> Tensor:
-        y: Tensor = self.stem(x)
         return y

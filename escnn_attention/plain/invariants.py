@@ -24,8 +24,7 @@ class _ClassTokens(ExactBuffers):
     Args:
         project_in: to keys and values of M heads, in 2M groups of C regular fields.
         log_measure: ``(P,)``, the logarithm of the measure of the poses; None where all are alike.
-        tokens: the number of tokens.
-        out: the numbers that each of them gives.
+        tokens, out: the number of tokens, and of the numbers that each of them gives.
     """
 
     log_measure: Tensor | None
@@ -47,14 +46,7 @@ class _ClassTokens(ExactBuffers):
 
 
 class AttentionPool(_ClassTokens):
-    """Learned tokens attend to all positions and poses: ``(B, in, *space)`` to ``(B, tokens · out, 1, ..., 1)``.
-
-    Args:
-        project_in: to keys and values of M heads, in 2M groups of C regular fields.
-        log_measure: ``(P,)``, the logarithm of the measure of the poses; None where all are alike.
-        tokens: the number of tokens.
-        out: the numbers that each of them gives.
-    """
+    """Learned tokens attend to all positions and poses: ``(B, in, *space)`` to ``(B, tokens · out, 1, ..., 1)``."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The readout of the tokens; positions that a mask ``(B, *space)`` hides are left out."""
@@ -81,14 +73,7 @@ class AttentionPool(_ClassTokens):
 
 
 class PointAttentionPool(_ClassTokens):
-    """Learned tokens attend to all points and poses of a cloud: ``(N, in)`` to ``(B, tokens · out)`` for B clouds.
-
-    Args:
-        project_in: to keys and values of M heads, in 2M groups of C regular fields.
-        log_measure: ``(P,)``, the logarithm of the measure of the poses; None where all are alike.
-        tokens: the number of tokens.
-        out: the numbers that each of them gives.
-    """
+    """Learned tokens attend to all points and poses of a cloud: ``(N, in)`` to ``(B, tokens · out)`` for B clouds."""
 
     def forward(
         self,
@@ -124,12 +109,10 @@ SpectrumKind = Literal["norm", "square"]
 
 
 class PowerSpectrum(ExactBuffers):
-    """The length of each irreducible part of ``(B, size, *space)``, and the trivial parts as they are.
+    """The length, or mean square, of each irreducible part of ``(B, size, *space)``; trivial parts stay as they are.
 
-    Args:
-        parts: for all fields of one representation their channels ``(m, n)``, the matrix ``(n, n)`` to its irreps, the
-            irrep of each of the n coordinates, which of the irreps are trivial, and the places of the m · k outcomes.
-        kind: ``"norm"``, or ``"square"`` for its square, with the mean over the coordinates.
+    The parts are, for the fields of each representation, their channels ``(m, n)``, the matrix ``(n, n)`` to irreps,
+    the irrep of each of the n coordinates, which irreps are trivial, and the places of the m · k outcomes.
     """
 
     order: Tensor

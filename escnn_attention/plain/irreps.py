@@ -55,10 +55,7 @@ class IrrepCopies(Protocol):
 
 
 class Segment(Protocol):
-    """How the channels of one representation look from every pose.
-
-    See ``escnn_attention.groups.fibers.FrameSegment``.
-    """
+    """How the channels of a representation look from every pose: ``escnn_attention.groups.fibers.FrameSegment``."""
 
     @property
     def columns(self) -> np.ndarray: ...
@@ -71,13 +68,9 @@ class Segment(Protocol):
 
 
 class Irreps(ExactBuffers):
-    """The irreps of features, and of the regular fields that they are mapped to or from.
+    """The irreps of features, and of the F regular fields, in groups, that they are mapped to or from.
 
-    Args:
-        segments: the representation of the features, all with irreps.
-        fields: F, the number of regular fields.
-        groups: the number of groups that the fields are in.
-        invariants: ``(size, k)``, vectors along which a map to the features has a bias; None for none.
+    ``invariants`` ``(size, k)`` are vectors along which a map to the features has a bias.
     """
 
     poses: Tensor
@@ -157,11 +150,9 @@ class Irreps(ExactBuffers):
         self._saved, self._overhead = dense - moved - products, weights + _PER_PRODUCT * calls
 
     def pays(self, x: Tensor, weight: Tensor, number: int, across: bool | None) -> bool:
-        """Whether to compute in irreps at so many positions: where products, moving numbers and calls cost less.
+        """Whether irreps cost less at so many positions, on CPUs; ``across``: those of poses lie side by side.
 
-        ``across``: whether the positions of the poses lie side by side.
-
-        The costs were measured on CPUs. A program holds no decision that depends on a size.
+        A program holds no decision that depends on a size.
         """
         if x.device.type != "cpu" or torch.compiler.is_compiling() or needs_operators(x, weight):
             return False
@@ -169,26 +160,14 @@ class Irreps(ExactBuffers):
         return number * (self._saved - moved) > self._overhead
 
     def to_poses(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Regular fields ``(groups, ..., H, F // groups)`` of features ``(..., size)``.
-
-        Args:
-            x: the features.
-            weight: ``(F, size)``, that of a pose.
-            bias: of the first fields, one a field, of any shape.
-        """
+        """Regular fields ``(groups, ..., H, F // groups)`` of ``(..., size)``, by weights ``(F, size)`` of a pose."""
         x, weight = of_one_precision(x, weight)
         if bias is not None:
             bias = F.pad(bias.flatten(), (0, self.fields - bias.numel())).to(x.dtype) * math.sqrt(len(self.poses))
         return self._map(x, bias, weight, False)
 
     def from_poses(self, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Features ``(..., size)`` of regular fields ``(groups, ..., H, F // groups)``.
-
-        Args:
-            y: the fields.
-            weight: as in :meth:`to_poses`.
-            bias: ``(k,)``, of the invariant vectors.
-        """
+        """Features of regular fields, with a bias ``(k,)`` of the invariants: :meth:`to_poses` backwards."""
         y, weight = of_one_precision(y, weight)
         if bias is not None:
             assert self.invariants is not None
@@ -212,13 +191,7 @@ class Irreps(ExactBuffers):
     ) -> tuple[Tensor, Any]:
         """The map or its transpose; and its input in irreps.
 
-        Args:
-            x, bias: the input, and the bias of the trivial irrep.
-            weights: of each irrep.
-            transposed: whether the map is from regular fields.
-            like: what the output lies in memory like, channel after channel or position after position; by default the
-                input.
-            plainly: whether by operations that autograd looks through.
+        The output lies in memory as ``like``, or the input; ``plainly`` takes operations that autograd follows.
         """
         rows = self._by_position(x, transposed) if like is None else self._by_position(like, not transposed)
         if not transposed:
@@ -257,10 +230,7 @@ class Irreps(ExactBuffers):
         )
 
     def _by_position(self, x: Tensor, of_poses: bool) -> bool:
-        """Whether positions follow each other in memory, each with its channels; and not the channels.
-
-        Features of heads can be either: channels follow each other where there is more than one image.
-        """
+        """Whether positions follow each other in memory, each with its channels; heads of several images vary."""
         if of_poses and self.groups > 1:
             return x.shape[1] == 1
         return x.stride(-2 if of_poses else -1) == 1
@@ -319,10 +289,7 @@ class Irreps(ExactBuffers):
         return [part.unflatten(0, (m, k)) for part, m, k in zip(parts, self.components, copies, strict=True)]
 
     def _room(self, like: Tensor, number: int, rows: bool) -> tuple[Tensor, list[Tensor]]:
-        """Room for irreps as :meth:`_synthesise` takes them: all of it, and ``(m, K, N)`` of each irrep.
-
-        Several copies position by position do not follow each other in all of it, and have room of their own.
-        """
+        """Room for irreps as :meth:`_synthesise` takes them: all of it, and ``(m, K, N)`` of each irrep."""
         fields, size = self._shapes[0]
         if not (rows and self._ordered):
             room = like.new_empty(sum(fields * n for fields, n in self._shapes), number)

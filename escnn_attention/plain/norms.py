@@ -21,20 +21,15 @@ NormKind = Literal["layer", "rms", "fields"]
 
 
 class LayerNorm(ExactBuffers):
-    """Normalises ``(B, size, *space)`` over the channels, with ``scope="sample"`` over space too.
-
-    With ``scope="pose"`` it normalises over the fields of each pose.
+    """Normalises ``(B, size, *space)`` over the channels, over space too, or over the fields of each pose.
 
     Args:
-        field: ``(size,)``, the number of the field of each channel: a field shares one scale.
+        field, group, alike: ``(size,)``, for each channel the number of its field, which has one scale; of its group,
+            with statistics of its own; and, for ``kind="fields"``, of the component of a representation that it is.
         mean: ``(size,)``, 1 for the channels of fields from which a mean may be taken, 0 for the others.
         invariants: ``(size, k)``, the vectors along which a shift is learned.
         scope, kind, eps, affine: as in :class:`escnn_attention.FieldLayerNorm`.
         poses: with ``scope="pose"`` the number of poses of every field.
-        alike: with ``kind="fields"`` ``(size,)``, the number of what each channel is a component of: equal for the
-            same component of all fields of one representation.
-        group: ``(size,)``, the number of the group of each channel, each of which has statistics of its own; None for
-            one group.
         varied: whether a group at a single position keeps its information.
     """
 
@@ -155,10 +150,7 @@ class LayerNorm(ExactBuffers):
         return self._affine(y * torch.rsqrt(mean(y.square(), all_channels) + self.eps), shape)
 
     def _in_one_pass(self, y: Tensor, step: int) -> Tensor:
-        """The norm over axis 1 by one operation of torch; its entries are every so many channels.
-
-        Channels last is what projections, which mostly follow, take without a copy.
-        """
+        """The norm over every so many channels, by one operation; projections take channels last without a copy."""
         rows, (weight, bias) = y.movedim(1, -1), self._of_channels(y, step)
         if self.kind == "rms":
             return F.rms_norm(rows, rows.shape[-1:], weight, self.eps).movedim(-1, 1)
@@ -184,14 +176,7 @@ class LayerNorm(ExactBuffers):
 
 
 class BatchNorm(ExactBuffers):
-    """Normalises ``(B, size, *space)`` field by field, over the batch, the positions and the components of the field.
-
-    Args:
-        field: ``(size,)``, the number of the field of each channel.
-        mean: ``(size,)``, 1 for the channels of fields from which a mean may be taken, 0 for the others.
-        invariants: ``(size, k)``, the vectors along which a shift is learned.
-        eps, momentum, affine: as in :class:`escnn_attention.FieldBatchNorm`.
-    """
+    """Normalises ``(B, size, *space)`` field by field, with tables as of :class:`LayerNorm`."""
 
     field: Tensor
     mean: Tensor

@@ -62,18 +62,11 @@ class PointModule(torch.nn.Module, ABC):
 class ConvolvedValues(torch.nn.Module):
     r"""Values that pass through a kernel.
 
-    .. math:: \sum_{j, \hat h} \alpha\, W(h^{-1}\Delta, h^{-1}\hat h)\, v(x_j, \hat h)
+    .. math:: \sum_{j, \hat h} \alpha\, W(h^{-1}\Delta, h^{-1}\hat h)\, v(x_j, \hat h), \qquad
+        W(\delta, p) = \sum_f \phi_f(\delta)\, W_f[p]
 
-    The kernel is :math:`W(\delta, p) = \sum_f \phi_f(\delta) W_f[p]`, with functions :math:`\phi_f` that a network
-    makes and one C × C matrix for each of them and every pose.
-
-    Args:
-        dim: the coordinates of the relation.
-        num_heads: M.
-        channels: C.
-        num_poses: the poses of the keys; 1 where they have none.
-        features: the number of functions.
-        pose_features: the number of features of a pose, where the fiber group is continuous.
+    with functions :math:`\phi_f` of ``dim`` coordinates that a network makes, and a C × C matrix for each of them and
+    every pose, or feature of a pose of a continuous group.
     """
 
     def __init__(
@@ -108,13 +101,7 @@ class ConvolvedValues(torch.nn.Module):
 
 
 class _Bound:
-    """The sum of the values, each times the kernel.
-
-    Args:
-        kernel: makes the functions of the location.
-        weight: ``(M, H or 1, P, F, C, C)``; their matrices for every pair of poses.
-        features: F.
-    """
+    """The sum of values, each times the kernel, by matrices ``(M, H or 1, P, F, C, C)`` for every pair of poses."""
 
     def __init__(self, kernel: torch.nn.Module, weight: Tensor, features: int):
         self._kernel, self._weight, self.features = kernel, weight, features
@@ -136,20 +123,12 @@ class _Bound:
 class PointAttention(PointModule, HeadModule):
     """Projections to heads, attention between the poses of points, projection to the output.
 
-    It knows the group by tables only and needs no escnn.
-
     Args:
         project_in, project_out, encoding, tables, mode, needs, query_weight, transformation: as in
             :class:`~escnn_attention.plain.projections.HeadModule`; there is a ``quotient``.
-        relation: what it sees of two points.
+        relation, length_scale, edge_dim, cutoff: as in :class:`escnn_attention.PointSelfAttention`.
         neighbourhood: the rule by which points are neighbours where no edges are given.
         values: what becomes of the values that are attended to; None for their sum.
-        edge_dim: the number of features of an edge; None without.
-        cutoff: by which the measure of a key is multiplied for each query; None without.
-        length_scale: as in :class:`escnn_attention.PointSelfAttention`.
-
-    Attributes:
-        sees_offsets: whether the encoding sees the offset between two points.
     """
 
     quotient: Tensor
@@ -323,12 +302,7 @@ class PointAttention(PointModule, HeadModule):
 
 @dataclass(frozen=True, eq=False)
 class SeenFromPoses:
-    """Two points in the frame of every output pose h: ``(G, |H|, A, 1, K, D)``, in memory ``(|H|, D, G, A, K)``.
-
-    Attributes:
-        relation: what is seen of two points.
-        inverse: ``(|H|, d, d)``; the matrix of the inverse of each element.
-    """
+    """A relation of points seen from all poses: ``(G, |H|, A, 1, K, D)``, in memory ``(|H|, D, G, A, K)``."""
 
     relation: Relation
     inverse: Tensor
@@ -347,11 +321,7 @@ class SeenFromPoses:
 
 @dataclass(frozen=True, eq=False)
 class SeenMotion:
-    """The logarithm of the motion from every pose of a query to every pose of a key, ``(G, |H|, A, P, K, D)``.
-
-    Attributes:
-        linear, constant: ``(|H|, P, D, d)`` and ``(|H|, P, D)``, as functions of the offset.
-    """
+    """The logarithm of the motion from query to key, ``(G, |H|, A, P, K, D)``, a linear function of the offset."""
 
     linear: Tensor
     constant: Tensor

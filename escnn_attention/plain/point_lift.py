@@ -13,24 +13,20 @@ from torch import Tensor
 
 from escnn_attention.geometry.points import ranks
 from escnn_attention.geometry.relations import rotation_vector
+from escnn_attention.plain.blocks import Parts
 from escnn_attention.plain.buffers import ExactBuffers
 
 
 class Frames(ExactBuffers):
-    r"""Fields as they look from a frame that is rotated by R, :math:`\rho(R)^{-1} f`, and back, :math:`\rho(R) f`.
-
-    The matrices are :math:`\exp(\sum_i \omega_i\, d\rho(X_i))`, with the rotation vector :math:`\omega`.
+    r"""Fields in the frame of a rotation, :math:`\rho(R)^{-1} f`, and back: :math:`\exp(\sum \omega_i\, d\rho(X_i))`.
 
     Args:
         columns: for each representation ``(m, n)``, the channels of its m fields.
         generators: for each ``(k, n, n)``, the matrices of the rotations about each axis; one in the plane.
 
-    Example:
-        >>> import numpy as np, torch
-        >>> from escnn_attention.plain.point_lift import Frames
-        >>> vectors = Frames([np.array([[0, 1]])], [np.array([[[0.0, -1.0], [1.0, 0.0]]])])
-        >>> vectors(torch.tensor([[1.0, 0.0]]), torch.tensor([[torch.pi / 2]])).round(decimals=3)
-        tensor([[0., 1.]])
+    >>> vectors = Frames([np.array([[0, 1]])], [np.array([[[0.0, -1.0], [1.0, 0.0]]])])
+    >>> vectors(torch.tensor([[1.0, 0.0]]), torch.tensor([[torch.pi / 2]])).round(decimals=3)
+    tensor([[0., 1.]])
     """
 
     def __init__(self, columns: Sequence[np.ndarray], generators: Sequence[np.ndarray]):
@@ -55,14 +51,7 @@ class Frames(ExactBuffers):
 
 
 class LiftedCloud(NamedTuple):
-    """Points with S lifts each, those of a point side by side.
-
-    Attributes:
-        x: ``(N · S, C)``, the features.
-        coords: ``(N · S, 3 or 7)``, the motions.
-        edge_index: ``(2, E · S²)``, or None.
-        batch, mask, measure: ``(N · S,)``, or None.
-    """
+    """Points with S lifts each, side by side: motions ``(N · S, 3 or 7)``, and edges ``(2, E · S²)``."""
 
     x: Tensor
     coords: Tensor
@@ -73,14 +62,7 @@ class LiftedCloud(NamedTuple):
 
 
 class PointLift(torch.nn.Module):
-    """The lift of points with rotations that are drawn for each: see :class:`escnn_attention.PointLift`.
-
-    Args:
-        dim: 2 or 3.
-        num_samples: the lifts S of a point.
-        positive_quaternions: whether the real parts of quaternions that are drawn are not negative.
-        frames: what features are in the frame of a rotation; None for scalars alone.
-    """
+    """The lift of points with rotations that are drawn for each: see :class:`escnn_attention.PointLift`."""
 
     def __init__(self, dim: int, num_samples: int, positive_quaternions: bool = False, frames: Frames | None = None):
         super().__init__()
@@ -97,12 +79,7 @@ class PointLift(torch.nn.Module):
         measure: Tensor | None = None,
         lifts: Tensor | None = None,
     ) -> LiftedCloud:
-        """The lifted cloud.
-
-        Args:
-            x, coords, edge_index, batch, mask, measure: as in :meth:`escnn_attention.PointSelfAttention.forward`.
-            lifts: ``(N, S)`` angles, or ``(N, S, 4)`` quaternions; None to draw them.
-        """
+        """The lifted cloud, by ``lifts``: angles ``(N, S)``, or quaternions ``(N, S, 4)``; None to draw them."""
         number = self.num_samples
         rotations = self._checked(lifts, coords)
         if rotations is None:
@@ -131,23 +108,17 @@ class PointLift(torch.nn.Module):
         return lifts.unsqueeze(-1) if self.dim == 2 else F.normalize(lifts, dim=-1)
 
     def draw(self, number: int) -> Tensor:
-        """Random lifts of so many points, ``(N, S, 1 or 4)``, with torch's generator on the CPU.
-
-        In the plane those of a point are equally far from each other, in space they are independent.
-        """
+        """Random lifts ``(N, S, 1 or 4)``, in the plane equally spaced, by torch's generator on the CPU."""
         if self.dim == 2:
             return self._from_first(torch.rand(number, dtype=torch.float64, device="cpu"))
         # Gaussian directions in four dimensions are uniform.
         return F.normalize(torch.randn(number, self.num_samples, 4, dtype=torch.float64, device="cpu"), dim=-1)
 
     def spread(self, index: Tensor) -> Tensor:
-        """The lifts ``(N, S, 1 or 4)`` of a sequence that fills the rotations evenly, the same at every call.
+        """The lifts ``(N, S, 1 or 4)`` at places ``(N,)`` of a sequence that fills the rotations evenly.
 
         Multiples of powers of the generalised golden ratio, the root of :math:`x^{d+1} = x + 1`, are spread evenly in a
         cube; from there a map that keeps volumes leads to the quaternions.
-
-        Args:
-            index: ``(N,)``, the place of each point in the sequence.
         """
         if self.dim == 2:
             return self._from_first((index.double() * _GOLDEN[1]).frac())
@@ -174,18 +145,8 @@ def _lifted_edges(edge_index: Tensor, number: int) -> Tensor:
     return torch.stack([pair.flatten() for pair in pairs])
 
 
-class LiftedNetwork(torch.nn.Module):
-    """A network behind a lift.
-
-    Args:
-        lift: the lift.
-        network: of ``(x, coords, edge_index, batch, mask, measure)``.
-    """
-
-    def __init__(self, lift: PointLift, network: torch.nn.Module):
-        super().__init__()
-        self.lift = lift
-        self.network = network
+class LiftedNetwork(Parts):
+    """A ``network`` of ``(x, coords, edge_index, batch, mask, measure)`` behind a ``lift``."""
 
     def forward(
         self,

@@ -23,10 +23,7 @@ Readout = Literal["clouds", "points"]
 
 
 def symmetric_basis(dim: int) -> np.ndarray:
-    r"""An orthonormal basis of the symmetric matrices, ``(d(d+1)/2, d, d)``.
-
-    First the d matrices :math:`E_{ii}`, then :math:`(E_{ij} + E_{ji})/\sqrt2` for i < j.
-    """
+    r"""An orthonormal basis of symmetric d × d matrices: :math:`E_{ii}`, then :math:`(E_{ij} + E_{ji})/\sqrt2`."""
     pairs = [(i, i) for i in range(dim)] + [(i, j) for i in range(dim) for j in range(i + 1, dim)]
     basis = np.zeros((len(pairs), dim, dim))
     for k, (i, j) in enumerate(pairs):
@@ -35,18 +32,10 @@ def symmetric_basis(dim: int) -> np.ndarray:
 
 
 def even_part(signs: Tensor | None, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    r"""The even part of a network, :math:`\tfrac12 (f(x) + f(Sx))`, which is the same for x and for Sx to the last bit.
+    r"""The even part :math:`\tfrac12 (f(x) + f(Sx))` of a network; S has the diagonal ``signs``, None for f itself.
 
-    Args:
-        signs: ``(C,)``, the diagonal of S, of 1 and −1; None for the network itself.
-        network: f, of ``(N, C)``.
-        x: ``(N, C)``.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.plain.point_network import even_part
-        >>> even_part(torch.tensor([-1.0, 1.0]), lambda x: x + x**2, torch.tensor([[3.0, 3.0]]))
-        tensor([[ 9., 12.]])
+    >>> even_part(torch.tensor([-1.0, 1.0]), lambda x: x + x**2, torch.tensor([[3.0, 3.0]]))
+    tensor([[ 9., 12.]])
     """
     y = network(x)
     return y if signs is None else (y + network(x * signs.to(x))) / 2
@@ -89,19 +78,15 @@ class SymmetricTensors(ExactBuffers):
 
 
 class InvariantHead(ExactBuffers):
-    """Numbers that no element of the group changes: one map to poses, a pooling over them, an MLP.
+    """Numbers that no element of the group changes: a map to poses, a pooling over them, an MLP.
 
     Args:
-        to_poses: from the features to regular fields; or to invariants, for the power spectrum in place of a pooling.
+        to_poses: from the features to regular fields, or to their power spectrum in place of a pooling.
         weights: ``(|H|,)``, the measure of the poses, of mean 1.
-        widths: of the MLP: the fields of ``to_poses``, or its invariants, hidden layers, numbers.
-        poses: the pooling over the poses.
-        pool: that over the points, or None for numbers at every point.
+        widths: of the MLP, from the fields of ``to_poses`` to the numbers.
+        poses, pool: the pooling over the poses, and over the points; None for numbers at every point.
         readout: whether the MLP acts on clouds, after the pooling, or at points, before it.
-        batch_norm: whether what the MLP gets is standardised over the batch.
-
-    Raises:
-        ValueError: on application in training, there is one cloud (or point) only to standardise over.
+        batch_norm: whether the input of the MLP is standardised over the batch, in training of several clouds.
     """
 
     weights: Tensor
@@ -151,14 +136,7 @@ class InvariantHead(ExactBuffers):
 
 
 class EquivariantHead(torch.nn.Module):
-    """Fields of any type: to regular fields, a nonlinearity at every pose, from there, and a pooling over the points.
-
-    Args:
-        to_poses: from the features to regular fields.
-        from_poses: from these to the output.
-        pool: over the points, or None for fields at every point.
-        tensors: what makes matrices of the output, or None.
-    """
+    """Fields of any type: to regular fields, a nonlinearity, from these, and a pooling over the points, if any."""
 
     def __init__(
         self, to_poses: ToPoses, from_poses: FromPoses, pool: Pool | None, tensors: SymmetricTensors | None = None
@@ -177,15 +155,7 @@ class EquivariantHead(torch.nn.Module):
 
 
 class LiftedHead(torch.nn.Module):
-    """The heads of the LieTransformer: a pooling over points and poses together, an MLP behind it or a map before it.
-
-    Args:
-        fields: the regular fields of the features.
-        order: the number of poses.
-        outputs: the numbers of the output.
-        pool: over points and poses.
-        readout: ``"clouds"`` for an MLP on what is pooled, ``"points"`` for one linear map of what is not yet.
-    """
+    """The heads of the LieTransformer: a linear map and a pooling over points and poses, or that and an MLP."""
 
     def __init__(self, fields: int, order: int, outputs: int, pool: Literal["mean", "max"], readout: Readout):
         super().__init__()
@@ -206,12 +176,9 @@ class LiftedHead(torch.nn.Module):
 
 
 class PointForward(torch.nn.Module):
-    """The forward pass of networks on clouds: blocks between an embedding and a head.
+    """The forward pass of networks on clouds: ``blocks`` between an ``embedding`` and a ``head``.
 
     Attributes:
-        embedding: a module at every point.
-        blocks: modules between points.
-        head: of ``(x, batch, num_clouds, measure)``.
         norm: None, or a module between the last block and the head.
         positions: None, or the unit of length of the positions that are added to the features.
         waves: None, or a module of the coordinates that is added to the embedding.
@@ -274,15 +241,7 @@ class PointForward(torch.nn.Module):
 
 
 class PointNetwork(PointForward):
-    """A network on ``(N, in)`` with coordinates ``(N, d)``: see :class:`PointForward`.
-
-    Args:
-        embedding: at every point.
-        blocks: of ``(x, coords, edge_index, batch, mask, measure, edge_attr)``.
-        norm: at every point.
-        head: of ``(x, batch, num_clouds, measure)``.
-        positions, waves, signs: as in :class:`PointForward`.
-    """
+    """A network on ``(N, in)`` with coordinates ``(N, d)``: see :class:`PointForward`."""
 
     def __init__(
         self,
@@ -305,15 +264,7 @@ class PointNetwork(PointForward):
 
 
 class PoseWaves(ExactBuffers):
-    r"""Regular fields of a position, :math:`f(x, h) = [\cos \Omega h^{-1}x,\; \sin \Omega h^{-1}x]`.
-
-    Maps ``(N, d)`` to ``(N, 2 * frequencies * |H|)``.
-
-    Args:
-        frequencies: the rows of :math:`\Omega`, which is learned.
-        inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
-        scale: the standard deviation of the entries of :math:`\Omega` at first.
-    """
+    r"""Regular fields of a position, :math:`[\cos \Omega h^{-1}x,\; \sin \Omega h^{-1}x]`, with a learned Ω."""
 
     inverse_action: Tensor
 
@@ -329,13 +280,7 @@ class PoseWaves(ExactBuffers):
 
 
 class PlatonicHead(torch.nn.Module):
-    """Pools over the points of a cloud, or does not, and then reads fields off: the parts side by side.
-
-    Args:
-        parts: of regular fields ``(B, in)`` to fields ``(B, out)``.
-        pool: over the points, or None.
-        divisor: what sums or means over the points are divided by.
-    """
+    """Pools over the points of a cloud, or does not, divides, and reads fields off by several parts, side by side."""
 
     def __init__(self, parts: Sequence[torch.nn.Module], pool: Literal["mean", "sum"] | None, divisor: float):
         super().__init__()

@@ -17,12 +17,7 @@ from escnn_attention.plain.projections import FromPoses, ToPoses
 
 
 class PoseLinear(torch.nn.Module):
-    """A projection to or from poses as a map of features ``(B, size, *space)``.
-
-    Args:
-        projection: the projection.
-        order: the number of poses.
-    """
+    """A projection to or from poses as a map of features ``(B, size, *space)``."""
 
     def __init__(self, projection: ToPoses | FromPoses, order: int):
         super().__init__()
@@ -40,12 +35,7 @@ class PoseLinear(torch.nn.Module):
 
 
 class PoseFeedForward(torch.nn.Module):
-    """A map to poses, a nonlinearity at each of them, and a map back, of features ``(B, size, *space)``.
-
-    Args:
-        expand, activation, contract: the projections, and the nonlinearity between them.
-        transformation: by what the samples are transformed in training; None where they are fixed.
-    """
+    """A map to poses, a nonlinearity and a map back of features ``(B, size, *space)``; samples may be transformed."""
 
     def __init__(
         self,
@@ -73,13 +63,7 @@ class PoseFeedForward(torch.nn.Module):
 
 
 class Isotypic(NamedTuple):
-    """Where one irrep of size d occurs in two types.
-
-    Attributes:
-        source: ``(m, d, in)``; reads its m copies off the input.
-        target: ``(out, n, d)``; writes its n copies to the output.
-        endomorphisms: ``(k, d, d)``; the maps of the irrep to itself that commute with the group.
-    """
+    """Where an irrep of size d occurs: ``(m, d, in)`` and ``(out, n, d)``, and its endomorphisms ``(k, d, d)``."""
 
     source: np.ndarray
     target: np.ndarray
@@ -87,13 +71,7 @@ class Isotypic(NamedTuple):
 
 
 class FieldLinear(ExactBuffers):
-    """A linear map of features ``(B, in, *space)`` that mixes the copies of each irrep.
-
-    Args:
-        parts: the irreps that both types share.
-        out: the channels of the output.
-        invariants: ``(out, k)``, the invariant vectors, along which a bias is learned; None for no bias.
-    """
+    """A linear map of ``(B, in, *space)`` that mixes the copies of each irrep, with a bias along the invariants."""
 
     invariants: Tensor
 

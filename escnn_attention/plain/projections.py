@@ -41,15 +41,7 @@ from escnn_attention.plain.irreps import Irreps, Segment
 
 
 class Registers(torch.nn.Module):
-    """More keys and values for every position, the same for all positions and all output poses.
-
-    They stand on the axis of the poses of the keys, behind those that there are.
-
-    Args:
-        num_heads: the number M of heads.
-        channels: the channels C of each.
-        number: the number R of registers.
-    """
+    """R more keys and values of each head, the same at all positions, behind the poses of the keys."""
 
     def __init__(self, num_heads: int, channels: int, number: int):
         super().__init__()
@@ -69,14 +61,10 @@ class Registers(torch.nn.Module):
 
 
 def with_registers(quotient: np.ndarray | None, number: int) -> np.ndarray | None:
-    """The table ``(|H|, P)`` of the poses of keys, as output poses see them, with registers behind: from all alike.
+    """The table ``(|H|, P)`` of the poses of keys, with registers behind, which all output poses see alike.
 
-    Example:
-        >>> import numpy as np
-        >>> from escnn_attention.plain.projections import with_registers
-        >>> with_registers(np.array([[0, 1], [1, 0]]), 1)
-        array([[0, 1, 2],
-               [1, 0, 2]])
+    >>> with_registers(np.array([[0, 1], [1, 0]]), 1).tolist()
+    [[0, 1, 2], [1, 0, 2]]
     """
     if quotient is None or not number:
         return quotient
@@ -101,13 +89,7 @@ class QueryKeyNorm(torch.nn.Module):
 
     .. math:: \hat q(x, h) = \gamma_q \, q(x, h) \big/ \sqrt{\operatorname{mean}_c q_c(x, h)^2 + \epsilon}
 
-    and so for keys. Elements of the group permute the poses, and with them what is divided by; the gains
-    :math:`\gamma`, C numbers of each head, are the same for all poses.
-
-    Args:
-        num_heads: the number of heads.
-        channels: the channels C of each.
-        eps: added to the mean square.
+    The gains :math:`\gamma`, C numbers of each head, are the same for all poses.
     """
 
     def __init__(self, num_heads: int, channels: int, eps: float = 1e-6):
@@ -176,10 +158,7 @@ class Frames(ExactBuffers):
         return in_groups(self._in_frames(weight), groups)
 
     def map(self, weight: Tensor, groups: int) -> tuple[Tensor, Columns | None]:
-        """The vectors in all frames; or as they are, and the columns that the frames see of them, if that is all.
-
-        In evaluation without gradients they are kept in all frames.
-        """
+        """The vectors in all frames; or as they are, and the columns that the frames see of them, if that is all."""
         columns = None
         if self.index is not None and self.back is not None and not self._stretches and self.order is None:
             columns = Columns(self.index, self.back, groups)
@@ -205,12 +184,9 @@ class Frames(ExactBuffers):
 
 
 def _by_group(bias: Tensor | None, fields: int, last: tuple[int, int] = (0, 0)) -> Tensor | None:
-    """The biases of the first fields, of each group, ``(groups, 1, fields)``, filled up with zeros.
+    """The biases ``(groups, 1, fields)``, with zeros: of the first fields, and of the first ones of the last groups.
 
-    Args:
-        bias: of the first fields, followed by those of the last groups.
-        fields: of each group.
-        last: how many groups are the last ones, and how many of the first fields of each have a bias.
+    ``last`` is the number of the last groups, and of the fields in each of them that have a bias.
     """
     if bias is None:
         return None
@@ -229,21 +205,13 @@ def _biases(bias: int, last: tuple[int, int]) -> Parameter | None:
 
 
 class ToPoses(Versioned):
-    r"""The projection from any features to regular fields, position by position.
-
-    Maps ``(B, N, size)`` to ``(groups, B, N, |H|, fields // groups)``, whose positions lie side by side in memory where
-    that is asked for.
+    """The projection of features ``(B, N, size)`` to regular fields, ``(groups, B, N, |H|, fields // groups)``.
 
     Args:
         segments: the representation of the features (``escnn_attention.groups.fibers.frames``).
-        size: the channels of the features.
-        fields: the number of regular fields to make.
-        order: :math:`|H|`.
-        groups: the number of groups that the fields are taken apart in.
-        kind: ``"group"`` for every equivariant map; ``"pointwise"`` mixes fields and leaves the poses where they are,
-            for features that are regular fields.
-        bias: how many of the first fields get a bias, one a field: on a regular field only a constant is invariant.
-        last_bias: how many groups follow, and how many of the first fields of each of these get a bias, too.
+        size, fields, order, groups: the channels, the regular fields, :math:`|H|`, and the groups of the fields.
+        kind: ``"group"`` for every equivariant map; ``"pointwise"`` mixes regular fields, not their poses.
+        bias, last_bias: how many of the first fields have a bias; how many groups follow, and in each how many fields.
     """
 
     def __init__(
@@ -273,7 +241,7 @@ class ToPoses(Versioned):
         return self.in_parts(x, 1)[0]
 
     def in_parts(self, x: Tensor, parts: int, side_by_side: bool | None = None) -> Sequence[Tensor]:
-        """The output in so many parts, each of as many groups."""
+        """The output in so many parts of groups, with the positions side by side in memory where that is asked for."""
         fields = len(self.weight) // self.groups
         bias = _by_group(self.bias, fields, self.last_bias)  # every pose has that of its field
         if self.frames is None:
@@ -289,15 +257,12 @@ class ToPoses(Versioned):
 
 
 class FromPoses(ExactBuffers):
-    """The projection from regular fields to any features, position by position.
-
-    Maps ``(groups, B, N, |H|, fields // groups)`` to ``(B, N, size)``.
+    """The projection of regular fields ``(groups, B, N, |H|, fields // groups)`` to features, ``(B, N, size)``.
 
     Args:
-        segments: the representation of the features (``escnn_attention.groups.fibers.frames`` with ``dual=True``).
+        segments, size, fields, order, groups, kind: as in :class:`ToPoses`, with frames of ``dual=True``.
         invariants: ``(size, k)``, a basis of the invariant vectors, along which a bias is learned; None for no bias.
-        mass: what the sum over the poses weighs, by which weights are scaled at initialisation; by default ``order``.
-        size, fields, order, groups, kind: as in :class:`ToPoses`.
+        mass: the weight of the sum over the poses, by which weights are scaled at initialisation; by default ``order``.
     """
 
     invariants: Tensor
@@ -344,16 +309,7 @@ class FromPoses(ExactBuffers):
 
 
 class Scalars(Versioned):
-    """The projection from scalar fields to scalar fields, position by position.
-
-    Maps ``(B, N, size)`` to ``(groups, B, N, 1, fields // groups)``.
-
-    Args:
-        size: the channels of the features.
-        fields: the number of scalar fields to make.
-        groups: the number of groups that the fields are taken apart in.
-        bias, last_bias: which fields get a bias, as in :class:`ToPoses`.
-    """
+    """The projection of scalars ``(B, N, size)`` to ``(groups, B, N, 1, fields // groups)``; see :class:`ToPoses`."""
 
     def __init__(self, size: int, fields: int, *, groups: int = 1, bias: int = 0, last_bias: tuple[int, int] = (0, 0)):
         super().__init__()
@@ -378,12 +334,11 @@ class GroupTables:
 
     Attributes:
         inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
-        quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ. None where there is no such table, and where keys have no poses.
+        quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ.
         relative: ``(S, S, F)``; features of h⁻¹ĥ, for samples of a continuous group.
         log_measure: ``(S,)``; the logarithm of the measure of every pose of the keys; None where all are alike.
-        opposite: ``(|H|,)``; the index of -h, where H has the inversion of space, between points; None elsewhere.
-        stabilizer: ``(|K|, d, d)``; the matrices of the inverses of a subgroup whose cosets are the poses; None where
-            poses are elements.
+        opposite: ``(|H|,)``; the index of -h, where H has the inversion of space, between points.
+        stabilizer: ``(|K|, d, d)``; the inverses of a subgroup whose cosets are the poses.
     """
 
     inverse_action: np.ndarray
@@ -396,11 +351,7 @@ class GroupTables:
 
 @dataclass(frozen=True)
 class AttentionMode:
-    """Who attends to whom, and how it is computed: arguments of :func:`escnn_attention.functional.attention`.
-
-    Raises:
-        ValueError: there is no such option, or a dropout that is no probability.
-    """
+    """Which poses attend to which, and how; a ValueError for an option or a dropout that is none."""
 
     query: QueryMode = "own"
     keys: KeyMode = "all"
@@ -417,14 +368,9 @@ class AttentionMode:
 
 
 class ScoredHeads(ExactBuffers):
-    """A module with heads whose queries and keys may be normalised, and whose keys and values may have registers.
+    """M heads of C channels, with ``qk_norm`` and ``registers`` where there are some.
 
-    Attributes:
-        project_out: from M · C regular fields to the output.
-        num_heads: M.
-        qk_norm, registers: the modules that do so; None without.
-        query_weight: by which the output of the heads is multiplied: the measure of a query pose, with
-            ``query="all"``.
+    Their output is multiplied by ``query_weight``, the measure of a query pose with ``query="all"``.
     """
 
     project_out: FromPoses
@@ -469,16 +415,13 @@ class ScoredHeads(ExactBuffers):
 
 
 class HeadModule(ScoredHeads):
-    """A module with heads: the projection of features to queries, values and keys, and the encoding that reads them.
+    """Heads: the projection of features to queries, values and keys, and the encoding that reads them.
 
     Args:
-        project_in: from the features to C fields for each of M heads and for each of queries, values and keys, in this
-            order, in as many groups; those that are not needed are left out.
+        project_in: to C fields for each head and for each of queries, values and keys that is needed, in this order.
         project_out: from M · C regular fields to the output.
-        encoding: a bound encoding or kernel.
-        needs: what of them its scores are made of.
-        tables: of the group.
-        mode: which poses attend to which, and how.
+        encoding: a bound encoding or kernel, whose scores have these ``needs``.
+        tables, mode: of the group; which poses attend to which, and how.
         query_weight: as in :class:`ScoredHeads`.
         transformation: by what the samples are transformed in training; None where they are fixed.
     """
@@ -520,10 +463,7 @@ class HeadModule(ScoredHeads):
         return self.encoding if self.stabilizer is None else OverStabilizer(self.encoding, self.stabilizer)
 
     def to_heads(self, x: Tensor, side_by_side: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of features ``(B, *space, in)`` at N positions, each ``(M, B, N, P, C)``.
-
-        Keys and values have registers, if there are any, behind their poses. Positions may lie side by side in memory.
-        """
+        """Queries, keys and values ``(M, B, N, P, C)`` of ``(B, *space, in)``; with registers, if there are any."""
         made = self.project_in.in_parts(x.flatten(1, -2), len(self.needs.fields), side_by_side)  # M, B, N, P, C of each
         fields = dict(zip(self.needs.fields, made, strict=True))
         values = fields["values"]

@@ -56,10 +56,7 @@ class HalvingPool(torch.nn.Module):
 class AntialiasedPool(torch.nn.Module):
     """Blurs, and takes every second position: the same of both directions along an axis, whatever its length.
 
-    Args:
-        kind: ``"avg"``, or ``"max"`` for the maximum over three positions along each axis in front of the blur.
-        dimensions: of space.
-        circular: whether opposite sides of the grid are neighbours; then for axes of even length only.
+    With ``kind="max"`` the maximum over three positions comes before the blur. A torus has axes of even length.
     """
 
     even: Tensor

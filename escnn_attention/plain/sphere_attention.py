@@ -11,19 +11,13 @@ from torch import Tensor
 
 from escnn_attention.functional.points.call import Relate
 from escnn_attention.geometry.points import Cloud, Points
+from escnn_attention.plain.blocks import Parts
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.point_attention import PointAttention, PointModule, from_poses
-from escnn_attention.plain.projections import FromPoses, ToPoses
 
 
 class Generators(NamedTuple):
-    r"""The generators of rotations about two axes, for the fields of one representation.
-
-    Attributes:
-        columns: ``(m, n)``; the channels of the m fields of this representation.
-        about_z: ``(n, n)``; :math:`\rho(R_z(\varphi)) = \exp(\varphi J_z)`.
-        about_y: ``(n, n)``; the same about y.
-    """
+    r"""The generators J of rotations :math:`\exp(\varphi J)` about z and y, ``(n, n)``, for fields ``(m, n)``."""
 
     columns: np.ndarray
     about_z: np.ndarray
@@ -47,11 +41,7 @@ def frames_at(colatitude: Tensor, longitude: Tensor) -> Tensor:
 
 
 class LocalFrames(ExactBuffers):
-    """Features as they look from the frame of the point where they are, and back.
-
-    Args:
-        generators: one entry for each distinct representation.
-    """
+    """Features as they look from the frame of the point where they are, and back, for each distinct representation."""
 
     def __init__(self, generators: Sequence[Generators]):
         super().__init__()
@@ -97,12 +87,9 @@ def _exponential(generator: Tensor, waves: Tensor | None, angle: Tensor) -> Tens
 
 
 def _waves_of(generator: np.ndarray) -> np.ndarray | None:
-    r"""The matrices :math:`A_k, B_k` with :math:`\exp(\varphi J) = \sum_k A_k \cos k\varphi + B_k \sin k\varphi`.
+    r"""The matrices ``(2, K + 1, n, n)`` with :math:`\exp(\varphi J) = \sum_k A_k \cos k\varphi + B_k \sin k\varphi`.
 
     ONNX has no exponential of matrices. None for a generator J that is not antisymmetric.
-
-    Returns:
-        ``(2, K + 1, n, n)``.
     """
     if not np.allclose(generator, -generator.T, atol=1e-9):
         return None
@@ -119,17 +106,10 @@ def _waves_of(generator: np.ndarray) -> np.ndarray | None:
 
 
 class SphereAttention(PointAttention):
-    r"""Attention between functions on the frames of points.
+    """Attention between functions on the frames :math:`R(x) h` of points x, with h in the stabiliser of the north pole.
 
-    The poses of a point x are its frames :math:`R(x) h` with h in the stabiliser of the north pole. What one frame sees
-    of another is their quotient, of which the last column is the position of the key, and the others are its axes.
-
-    Args:
-        into, out_of: to the frame of each point, and back.
-        axes: how many axes of the key's frame a query sees: 0 where keys have no poses, 1 for rotations, 2 where there
-            are reflections.
-        arguments: of :class:`~escnn_attention.plain.point_attention.PointAttention`, with the inverse matrices of the
-            elements h of the stabiliser.
+    What a frame sees of another is their quotient: the last column is the position of the key, the others
+    are its axes. A query sees ``axes`` of them: 0 where keys have no poses, 1 for rotations, 2 with reflections.
     """
 
     def __init__(self, into: LocalFrames, out_of: LocalFrames, axes: int, **arguments: Any):
@@ -151,23 +131,13 @@ class SphereAttention(PointAttention):
 
 
 class SeenOnSphere:
-    """Another point and its frames, in the coordinates of every frame of a point of the sphere.
-
-    Args:
-        inverse: ``(S, 3, 3)``; the inverse matrices of the elements of the stabiliser.
-        axes: how many axes of the key's frame a query sees.
-        length_scale: the unit of distances.
-    """
+    """Another point and its frames, as seen from every frame of a point: see :class:`SphereAttention`."""
 
     def __init__(self, inverse: Tensor, axes: int, length_scale: float):
         self._inverse, self._axes, self._length_scale = inverse, axes, length_scale
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        """The key and its frames in every frame of the query, ``(G, S, A, S or 1, K, 3 + 3 · axes)``.
-
-        Args:
-            query, key: ``(G, A, 1, 9)`` and ``(G, 1, K, 9)``; the matrices of the frames of the points.
-        """
+        """The key and its frames, ``(G, S, A, S or 1, K, 3 + 3 · axes)``, of ``(G, A, 1, 9)`` and ``(G, 1, K, 9)``."""
         query, key = query.unflatten(-1, (3, 3)), key.unflatten(-1, (3, 3))
         inverse, dtype = self._inverse.to(query.dtype), self._inverse.dtype
         # The difference is taken first: what one frame sees of a near point is a small number.
@@ -183,14 +153,8 @@ class SeenOnSphere:
         return whole.permute(0, 3, 1, 4, 2, 5).to(dtype)
 
 
-class SphereFeedForward(torch.nn.Module):
-    """A network at every point, on functions on its frames: ``(N, in)`` to ``(N, in)``."""
-
-    def __init__(self, frames: LocalFrames, expand: ToPoses, contract: FromPoses):
-        super().__init__()
-        self.frames = frames
-        self.expand = expand
-        self.contract = contract
+class SphereFeedForward(Parts):
+    """At every point ``frames``, ``expand``, a SiLU, ``contract``: ``(N, in)`` to ``(N, in)``."""
 
     def forward(self, x: Tensor, coords: Tensor) -> Tensor:
         angles = angles_of(coords.to(torch.promote_types(self.contract.weight.dtype, torch.float32)))
@@ -198,27 +162,8 @@ class SphereFeedForward(torch.nn.Module):
         return self.frames.outward(self.contract(hidden).squeeze(0), *angles)
 
 
-class SphereTransformerBlock(PointModule):
+class SphereTransformerBlock(Parts, PointModule):
     """A transformer block whose pointwise network sees where points are."""
-
-    def __init__(
-        self,
-        norms: torch.nn.ModuleList,
-        attention: torch.nn.Module,
-        shortcut: torch.nn.Module,
-        network: torch.nn.Module,
-        dropout: torch.nn.Module,
-        gains: torch.nn.ModuleList,
-        drop_path: torch.nn.Module,
-    ):
-        super().__init__()
-        self.norms = norms
-        self.attention = attention
-        self.shortcut = shortcut
-        self.network = network
-        self.dropout = dropout
-        self.gains = gains
-        self.drop_path = drop_path
 
     def compute(self, x: Tensor, cloud: Cloud) -> Tensor:
         coords, edge_index, batch, measure, edge_attr, _ = cloud
