@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from escnn_attention.training.data import CIFAR10
-from escnn_attention.training.data.images.base import ImagesInMemory
+from escnn_attention.training.data.base import InMemory
 
 _MORE = 7  # times as many images are read as needed: two of ten classes count
 
@@ -18,7 +16,7 @@ class AirplanesAndCars(CIFAR10):
 
     num_classes = 2
 
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImagesInMemory] | None:
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, InMemory] | None:
         wider = {part: None if limit is None else _MORE * limit for part, limit in parts.items()}
         sources = super()._read(folder, wider)
         if sources is None:
@@ -32,6 +30,7 @@ class AirplanesAndCars(CIFAR10):
         return chosen
 
 
-def _of_two(source: ImagesInMemory) -> ImagesInMemory:
-    kept = torch.nonzero(source.labels < AirplanesAndCars.num_classes).squeeze(1)
-    return ImagesInMemory(source.images[kept], source.labels[kept])
+def _of_two(source: InMemory) -> InMemory:
+    images, labels = source.take(slice(None))
+    kept = labels < AirplanesAndCars.num_classes
+    return InMemory(images[kept], labels[kept])

@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser
 from typer.testing import CliRunner
 
 from escnn_attention.training.data import CIFAR10, PatchCamelyon, RotMNIST
-from escnn_attention.training.data.images.base import ImagesInMemory
+from escnn_attention.training.data.base import InMemory
 from escnn_attention.training.modules.classifier import Classifier
 from examples.attentive_convolutions import cli, costs, tables
 from examples.experiments.runs import DATA, NETWORK
@@ -211,7 +211,7 @@ def test_the_small_table_2_has_all_kinds_of_networks():
 def test_table_3_without_patch_camelyon(tmp_path, monkeypatch):
     """On images like those of CIFAR-10, of which two classes count; nothing of the paper stands beside them."""
     labels = torch.arange(80) % 10
-    source = ImagesInMemory(torch.randint(0, 256, (80, 3, 32, 32), dtype=torch.uint8), labels)
+    source = InMemory(torch.randint(0, 256, (80, 3, 32, 32), dtype=torch.uint8), labels)
     monkeypatch.setattr(CIFAR10, "_read", lambda data, folder, parts: dict.fromkeys(parts, source))
     monkeypatch.setattr(CIFAR10, "_prepare_folder", lambda data, folder: None)
     monkeypatch.setattr(tables, "_TABLE_3", tables._TABLE_3[-1:])

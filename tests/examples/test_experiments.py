@@ -12,7 +12,7 @@ pytest.importorskip("jsonargparse")
 pytest.importorskip("typer")
 
 from escnn_attention.training import CIFAR10, RotMNIST
-from escnn_attention.training.data.images.base import ImagesInMemory
+from escnn_attention.training.data.base import InMemory
 from escnn_attention.training.errors import UserError
 from examples.experiments.half_size import HalfCIFAR10, HalfPatchCamelyon, HalfRotMNIST
 from examples.experiments.report import execute_all, markdown, marked
@@ -223,7 +223,7 @@ def test_two_classes_of_cifar10(monkeypatch, late):
 
     def read(_, folder, parts):
         asked.append(dict(parts))
-        return {part: ImagesInMemory(images[:limit], labels[:limit]) for part, limit in parts.items()}
+        return {part: InMemory(images[:limit], labels[:limit]) for part, limit in parts.items()}
 
     monkeypatch.setattr(CIFAR10, "_read", read)
     data = AirplanesAndCars(batch_size=1, limit_train=4, limit_test=2)

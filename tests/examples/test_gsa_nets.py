@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from escnn_attention.training.data import CIFAR10
-from escnn_attention.training.data.images.base import ImagesInMemory
+from escnn_attention.training.data.base import InMemory
 from examples.experiments.runs import DATA
 from examples.experiments.twins import parameters
 from examples.gsa_nets import cli, figures, tables
@@ -113,7 +113,7 @@ def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
 @pytest.mark.sampled(4, of="commands of the examples")
 def test_table_2_without_patch_camelyon(tmp_path, monkeypatch):
     """On images like those of CIFAR-10, of which two classes count; nothing of the paper stands beside them."""
-    source = ImagesInMemory(torch.randint(0, 256, (160, 3, 32, 32), dtype=torch.uint8), torch.arange(160) % 10)
+    source = InMemory(torch.randint(0, 256, (160, 3, 32, 32), dtype=torch.uint8), torch.arange(160) % 10)
     monkeypatch.setattr(CIFAR10, "_read", lambda data, folder, parts: dict.fromkeys(parts, source))
     monkeypatch.setattr(CIFAR10, "_prepare_folder", lambda data, folder: None)
     tiny = {"trainer.enable_progress_bar": False, "trainer.enable_model_summary": False, "model.warm_up": 0}

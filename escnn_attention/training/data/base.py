@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -107,6 +108,46 @@ class Source(Sized, Protocol):
     def take(self, indices: Any) -> Any:
         """The things with the numbers ``indices``, in this order, as a batch."""
         ...
+
+
+class InMemory:
+    """Tensors with one entry for each thing, ``(N, …)``: a batch is the tuple of those chosen. Some may be None."""
+
+    def __init__(self, *tensors: Tensor | None) -> None:
+        self.tensors: tuple[Any, ...] = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def take(self, indices: Sequence[int] | slice) -> tuple[Any, ...]:
+        chosen = indices if isinstance(indices, slice) else torch.as_tensor(indices)
+        return tuple(None if values is None else values[chosen] for values in self.tensors)
+
+
+class RandomChange:
+    """A change of batches by random numbers: each thing gets its own, new ones in each epoch.
+
+    They are a function of the seed, the epoch and the index of the thing: not of the batch, the worker or the process.
+
+    Args:
+        change: from a batch and the numbers of its things ``(B, …)`` to the changed batch.
+        numbers: from a generator to arrays with one entry for each thing of the part.
+        seed: of the generator; several numbers keep different changes apart.
+    """
+
+    def __init__(
+        self, change: Callable[..., Any], numbers: Callable[[np.random.Generator], Sequence[Any]], seed: int, *more: int
+    ) -> None:
+        self.change, self.numbers, self.seeds = change, numbers, (seed, more)
+        self._epoch: int | None = None
+
+    def __call__(self, batch: Any, draw: Draw) -> Any:
+        if draw.epoch != self._epoch:
+            seed, more = self.seeds
+            self._drawn = self.numbers(np.random.default_rng((seed, draw.epoch, *more)))
+            self._epoch = draw.epoch
+        chosen = np.asarray(draw.indices)
+        return self.change(batch, *(torch.from_numpy(np.asarray(values)[chosen]) for values in self._drawn))
 
 
 class Batches(Dataset[Any]):

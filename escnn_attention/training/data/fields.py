@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,8 +17,9 @@ from escnn_attention.training.data.base import (
     PARTS,
     Batches,
     DataInParts,
-    Draw,
     GeneratedData,
+    InMemory,
+    RandomChange,
     Source,
     integers,
     one_of,
@@ -88,20 +90,6 @@ def turned(fields: Tensor, matrix: npt.NDArray[np.int64], kinds: Mapping[str, in
     return torch.cat(parts, dim=1)
 
 
-class _Pairs:
-    """Inputs and targets in memory, ``(N, C, *space)``."""
-
-    def __init__(self, inputs: Tensor, targets: Tensor):
-        self.inputs, self.targets = inputs, targets
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def take(self, indices: Sequence[int]) -> Pair:
-        chosen = torch.as_tensor(indices)
-        return self.inputs[chosen], self.targets[chosen]
-
-
 class _Windows:
     """Of trajectories ``(N, T, C, *space)``, so many frames in a row, and the one ``step`` frames behind them."""
 
@@ -152,23 +140,30 @@ class GridFields(DataInParts):
         self.turn_train: Turns = turn_train
 
     def _batches(self, part: str) -> Batches:
-        turns = part == "train" and self.turn_train != "none"
-        return Batches(self._sources[part], *([self._turn] if turns else []))
-
-    def _turn(self, pair: Pair, draw: Draw) -> Pair:
-        space = pair[0].shape[2:]
+        source = self._sources[part]
+        if part != "train" or self.turn_train == "none":
+            return Batches(source)
+        space = source.take([0])[0].shape[2:]
         sides = np.array(space[::-1])  # in the order of the coordinates
         elements = [g for g in grid_elements(len(space), self.turn_train) if (abs(g) @ sides == sides).all()]
-        # A function of the seed, the epoch and the number of a pair: not of its batch.
-        chosen = np.random.default_rng((self.seed, draw.epoch)).integers(len(elements), size=self._count("train"))
-        own = torch.from_numpy(chosen[np.asarray(draw.indices)])
-        results = []
-        for values, kinds in zip(pair, (self.inputs, self.targets), strict=True):
-            result = torch.empty_like(values)
-            for number in own.unique().tolist():
-                result[own == number] = turned(values[own == number], elements[number], kinds)
-            results.append(result)
-        return results[0], results[1]
+        turn = functools.partial(_turn, elements, (self.inputs, self.targets))
+        numbers = functools.partial(_which, len(elements), self._count("train"))
+        return Batches(source, RandomChange(turn, numbers, self.seed))
+
+
+def _which(elements: int, count: int, generator: np.random.Generator) -> tuple[npt.NDArray[np.int64]]:
+    return (generator.integers(elements, size=count),)
+
+
+def _turn(
+    elements: Sequence[npt.NDArray[np.int64]], kinds: Sequence[Mapping[str, int]], pair: Pair, chosen: Tensor
+) -> list[Tensor]:
+    """A pair of fields, each of the batch turned by the element that is chosen for it."""
+    results = [torch.empty_like(values) for values in pair]
+    for number in chosen.unique().tolist():
+        for values, result, fields in zip(pair, results, kinds, strict=True):
+            result[chosen == number] = turned(values[chosen == number], elements[number], fields)
+    return results
 
 
 class FieldData(GridFields):
@@ -252,7 +247,7 @@ class FieldData(GridFields):
             raise UserError(f"{self.path}: inputs and targets must be as many, on one grid, found {shapes}")
         rows = self._rows(len(arrays[0]))
         if self.has_pairs:
-            return {part: _Pairs(arrays[0][rows[part]], arrays[1][rows[part]]) for part in parts}
+            return {part: InMemory(arrays[0][rows[part]], arrays[1][rows[part]]) for part in parts}
         return {part: _Windows(arrays[0][rows[part]], self.frames, self.step) for part in parts}
 
     def _checked(self, name: str, array: npt.NDArray[Any]) -> Tensor:
@@ -350,7 +345,7 @@ class PoissonOnTorus(GeneratedData, GridFields):
         self.inputs, self.targets = {"scalar": 1}, {"vector": 1}
         self.size, self.dim, self.charges, self.width = size, dimensions, charges, width
 
-    def _make(self, part: str) -> _Pairs:
+    def _make(self, part: str) -> InMemory:
         generator = np.random.default_rng((self.seed, PARTS.index(part)))
         places = generator.uniform(0, 2 * np.pi, (self.sizes[part], self.charges, self.dim))
         charges = generator.choice([-1.0, 1.0], size=places.shape[:2])
@@ -365,7 +360,7 @@ class PoissonOnTorus(GeneratedData, GridFields):
             modes = smooth * np.tensordot(q, np.exp(-1j * np.tensordot(at, waves, 1)), 1) * self.size**self.dim
             density[i, 0] = _real(modes) / np.sqrt(power[0])
             field[i] = electric_field(_real(modes)) / np.sqrt(power[1])
-        return _Pairs(torch.from_numpy(density), torch.from_numpy(field))
+        return InMemory(torch.from_numpy(density), torch.from_numpy(field))
 
 
 def electric_field(density: Array) -> Array:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
-from escnn_attention.training.data.base import EvaluationSampler, TrainingSampler, epoch_order
+from escnn_attention.training.data.base import Draw, EvaluationSampler, RandomChange, TrainingSampler, epoch_order
+from escnn_attention.training.data.images.base import random_crops
 
 
 def shares(sampler, world_size, *arguments, epoch=0):
@@ -62,6 +65,29 @@ def test_the_order_is_a_function_of_seed_and_epoch():
     assert order(0, 3) != order(0, 4)
     assert order(0, 3) != order(1, 3)
     assert sorted(epoch_order(50, 5, 7).tolist()) == list(range(50))
+
+
+def test_what_happens_to_a_thing_depends_on_its_index_seed_and_epoch_only():
+    def changed(indices, epoch=0, *seeds):
+        return change(*seeds)(torch.zeros(len(indices), 2), Draw(indices, epoch))
+
+    def change(*seeds):
+        return RandomChange(torch.add, lambda generator: [generator.random((30, 2))], *seeds or (0, 1))
+
+    everything, some = changed(range(30)), [7, 29, 2]
+    assert torch.equal(changed(some), everything[some])
+    for other in (
+        changed(range(30), 1),
+        changed(range(30), 0, 1, 1),
+        changed(range(30), 0, 0),
+        changed(range(30), 0, 0, 2),
+    ):
+        assert (everything - other).abs().amax(1).min() > 1e-3
+    # One object that goes through the epochs does what new ones do.
+    one = pickle.loads(pickle.dumps(random_crops(30, 4, 0)))
+    images = torch.arange(64).repeat(30, 1).view(30, 1, 8, 8)
+    for epoch in (0, 1, 0):
+        assert torch.equal(one(images, Draw(range(30), epoch)), random_crops(30, 4, 0)(images, Draw(range(30), epoch)))
 
 
 def test_the_draw_names_its_epoch():

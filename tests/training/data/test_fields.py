@@ -9,7 +9,7 @@ from escnn import gspaces
 from escnn.nn import FieldType
 
 from escnn_attention.training import FieldData, PoissonOnTorus
-from escnn_attention.training.data.base import Draw
+from escnn_attention.training.data.base import Draw, InMemory
 from escnn_attention.training.data.fields import electric_field, grid_elements, turned
 from escnn_attention.training.errors import UserError
 
@@ -89,14 +89,14 @@ def test_pairs_turn_together_in_each_epoch_anew():
             seen.add(found[0])
         assert torch.equal(batches[Draw([3], epoch)][0], x[3:4])
     assert len(seen) > 4
-    assert torch.equal(data.source("train").inputs, inputs)
+    assert torch.equal(data.source("train").tensors[0], inputs)
 
 
 def test_a_grid_that_is_not_square_turns_by_halves():
     data = FieldData("x.npz", {"scalar": 1}, {"scalar": 1}, turn_train="rotations")
     x = torch.randn(9, 1, 3, 4)
-    data._sources["train"] = x
-    turned_x, _ = data._turn((x, x), Draw(list(range(9))))
+    data._sources["train"] = InMemory(x, x)
+    turned_x, _ = data._batches("train")[Draw(list(range(9)))]
     same, half = (turned_x == x).flatten(1).all(1), (turned_x == x.flip(2, 3)).flatten(1).all(1)
     assert (same ^ half).all()
     assert same.any()

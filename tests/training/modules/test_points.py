@@ -80,10 +80,10 @@ TASKS = {
                 in_type={"scalar": 1, "vector": 1},
                 out_type="vector",
                 pool=None,
-                attention={"normalization": "count", "edge_dim": 1},
+                attention={"normalization": "count"},
             )
         },
-        {**CHARGED, "init_args": {**CHARGED["init_args"], "edge_features": "charges"}},
+        CHARGED,
     ),
     "point-classification": (
         {"network": changed(in_type=1, out_type=12), "num_classes": 3, "num_targets": 4},

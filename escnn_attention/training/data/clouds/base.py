@@ -15,9 +15,9 @@ from escnn_attention.training.data.base import (
     PARTS,
     Batches,
     DataInParts,
-    Draw,
     GeneratedData,
     PublishedData,
+    RandomChange,
     at_least,
     one_of,
 )
@@ -100,20 +100,16 @@ Rotation = Literal["z"] | bool
 """``True``: all rotations; ``"z"``: those about the third axis."""
 
 
-class Motions(NamedTuple):
-    """A rigid motion of each cloud, x ↦ R(x − c) + c + t, with c the mean of its points, R (B, d, d) and t (B, d)."""
+def moved_points(clouds: Clouds, rotations: Tensor, translations: Tensor) -> tuple[Tensor, Tensor]:
+    """The coordinates (N, d) after a rigid motion of each cloud, in float64, and the centres c (B, d).
 
-    rotations: Tensor
-    translations: Tensor
-
-
-def moved_points(clouds: Clouds, motions: Motions) -> tuple[Tensor, Tensor]:
-    """The coordinates (N, d) after the motions, in float64, and the centres c (B, d)."""
+    The motion is x ↦ R(x − c) + c + t, with c the mean of the points, R (B, d, d) and t (B, d).
+    """
     coords = clouds.coords.double()
-    centres = torch.zeros_like(motions.translations).index_add(0, clouds.batch, coords)
+    centres = torch.zeros_like(translations).index_add(0, clouds.batch, coords)
     centres /= clouds.batch.bincount(minlength=len(centres))[:, None]
-    rotated_coords = rotated(coords - centres[clouds.batch], motions.rotations[clouds.batch], 1)
-    return rotated_coords + (centres + motions.translations)[clouds.batch], centres
+    rotated_coords = rotated(coords - centres[clouds.batch], rotations[clouds.batch], 1)
+    return rotated_coords + (centres + translations)[clouds.batch], centres
 
 
 def rotated(values: Tensor, rotations: Tensor, order: int) -> Tensor:
@@ -127,58 +123,30 @@ def rotated(values: Tensor, rotations: Tensor, order: int) -> Tensor:
     raise ValueError(f"order: got {order}, needed 0 (scalars), 1 (vectors) or 2 (matrices)")
 
 
-def move(clouds: Clouds, motions: Motions, target_order: int = 0) -> Clouds:
-    """The clouds after a rigid motion of each, applied in float64, and what their targets become.
+def move(clouds: Clouds, rotations: Tensor, translations: Tensor, target_order: int = 0) -> Clouds:
+    """The clouds after a rigid motion of each (:func:`moved_points`), and what their targets become.
 
     These change not at all (``target_order`` 0), like vectors (B, …, d) (1), or like matrices (B, …, d, d) (2).
     """
-    coords, _ = moved_points(clouds, motions)
+    coords, _ = moved_points(clouds, rotations, translations)
     targets = clouds.targets
     if target_order:
-        targets = rotated(targets.double(), motions.rotations, target_order).to(targets.dtype)
+        targets = rotated(targets.double(), rotations, target_order).to(targets.dtype)
     return clouds._replace(coords=coords.to(clouds.coords.dtype), targets=targets)
 
 
-class RandomMotions:
-    """A random isometry of each cloud: a uniform rotation, a normal translation, and perhaps a reflection.
+def random_motions(
+    count: int, dim: int, rotate: Rotation, translate: float, reflect: bool, generator: np.random.Generator
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Rotations (``count``, d, d), and normal translations with the standard deviation ``translate`` along each axis.
 
-    The motion of a cloud is a function of the seed, the stream, the epoch and the number of the cloud: it does not
-    depend on the batch, the worker or the process that the cloud is in.
-
-    Args:
-        length: number of clouds.
-        dim: d.
-        rotate: whether to rotate them, and how.
-        translate: standard deviation of the translation along each axis.
-        seed, stream: of the random numbers.
-        reflect: whether to mirror each with probability ½, along the first axis and before it is rotated.
+    With ``reflect`` half of the rotations, at random, mirror along the first axis before.
     """
-
-    def __init__(
-        self,
-        length: int,
-        dim: int,
-        rotate: Rotation,
-        translate: float,
-        seed: int,
-        stream: int = 0,
-        reflect: bool = False,
-    ) -> None:
-        self.length, self.dim, self.rotate, self.translate = length, dim, rotate, translate
-        self.seed, self.stream, self.reflect = seed, stream, reflect
-        self._epoch: int | None = None
-
-    def __call__(self, draw: Draw) -> Motions:
-        """The motions of the clouds of ``draw``, float64."""
-        if draw.epoch != self._epoch:
-            generator = np.random.default_rng((self.seed, draw.epoch, self.stream))
-            self._rotations = random_rotations(self.length, self.dim, self.rotate, generator)
-            self._translations = self.translate * generator.standard_normal((self.length, self.dim))
-            if self.reflect:
-                self._rotations[generator.integers(2, size=self.length) == 1, :, 0] *= -1
-            self._epoch = draw.epoch
-        chosen = np.asarray(draw.indices)
-        return Motions(torch.from_numpy(self._rotations[chosen]), torch.from_numpy(self._translations[chosen]))
+    rotations = random_rotations(count, dim, rotate, generator)
+    translations = translate * generator.standard_normal((count, dim))
+    if reflect:
+        rotations[generator.integers(2, size=count) == 1, :, 0] *= -1
+    return rotations, translations
 
 
 def random_rotations(count: int, dim: int, rotate: Rotation, generator: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -225,20 +193,20 @@ def as_clouds(features: npt.NDArray[Any], targets: npt.NDArray[Any], frames: npt
     )
 
 
-def move_trajectories(clouds: Clouds, motions: Motions) -> Clouds:
+def move_trajectories(clouds: Clouds, rotations: Tensor, translations: Tensor) -> Clouds:
     """Trajectories after a rigid motion of each: positions move, momenta and velocities rotate.
 
     Raises:
         ValueError: there are no ``point_targets`` (N, T, 2, d), which are the trajectories.
     """
-    coords, centres = moved_points(clouds, motions)
+    coords, centres = moved_points(clouds, rotations, translations)
     frames = clouds.point_targets
     if frames is None:
         raise ValueError("clouds: got none with point_targets, needed positions and momenta (N, T, 2, d)")
-    rotations = motions.rotations[clouds.batch]
-    before, after = centres[clouds.batch], (centres + motions.translations)[clouds.batch]
-    positions = rotated(frames[:, :, 0].double() - before[:, None], rotations, 1) + after[:, None]
-    momenta = rotated(frames[:, :, 1].double(), rotations, 1)
+    of_points = rotations[clouds.batch]
+    before, after = centres[clouds.batch], (centres + translations)[clouds.batch]
+    positions = rotated(frames[:, :, 0].double() - before[:, None], of_points, 1) + after[:, None]
+    momenta = rotated(frames[:, :, 1].double(), of_points, 1)
     return clouds._replace(
         coords=coords.to(clouds.coords.dtype),
         point_targets=torch.stack([positions, momenta], dim=2).to(frames.dtype),
@@ -246,10 +214,6 @@ def move_trajectories(clouds: Clouds, motions: Motions) -> Clouds:
 
 
 _BLOCK = 64  # clouds that are made from one seed
-
-
-def _moved(mover: Callable[[Clouds, Motions], Clouds], motions: RandomMotions, clouds: Clouds, draw: Draw) -> Clouds:
-    return mover(clouds, motions(draw))
 
 
 class PointClouds(DataInParts):
@@ -303,7 +267,7 @@ class PointClouds(DataInParts):
         self.translate_train = translate_train
         self.translate_test = translate_test
         self.reflect_train = reflect_train
-        self.mover: Callable[[Clouds, Motions], Clouds] = move
+        self.mover: Callable[[Clouds, Tensor, Tensor], Clouds] = move
         one_of((False, True, "z"), rotate_train=rotate_train, rotate_test=rotate_test)
         one_of((False, True), reflect_train=reflect_train)
         at_least(0, translate_train=translate_train, translate_test=translate_test)
@@ -321,8 +285,8 @@ class PointClouds(DataInParts):
         reflect = self.reflect_train and part == "train"
         if not rotate and not translate and not reflect:
             return Batches(source)
-        motions = RandomMotions(len(source), self.dim, rotate, translate, self.seed, PARTS.index(part), reflect)
-        return Batches(source, functools.partial(_moved, self.mover, motions))
+        numbers = functools.partial(random_motions, len(source), self.dim, rotate, translate, reflect)
+        return Batches(source, RandomChange(self.mover, numbers, self.seed, PARTS.index(part)))
 
 
 class GeneratedClouds(GeneratedData, PointClouds):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from escnn_attention.training.data.base import Batches, Draw, Source, integers, one_of
+from escnn_attention.training.data.base import Batches, RandomChange, Source, integers, one_of
 from escnn_attention.training.data.clouds.base import (
     Clouds,
     GeneratedClouds,
@@ -132,8 +133,7 @@ class ChargedParticles(GeneratedClouds):
     - ``coords`` (B·n, 3): the positions in frame ``start_frame``;
     - ``features`` (B·n, 1): the charges;
     - ``targets`` (B,): the energy in this frame;
-    - ``point_targets`` (B·n, 2, 2, 3): in ``start_frame`` and in ``end_frame``, position and velocity;
-    - ``edge_attr`` (B, n, n, 1), if asked for: the product of the charges of two particles, 0 of one with itself.
+    - ``point_targets`` (B·n, 2, 2, 3): in ``start_frame`` and in ``end_frame``, position and velocity.
 
     With the defaults it is the benchmark of EGNN and of what came after it, its physics and its numbers of systems;
     the systems themselves are drawn by a generator of this package. The error there is the mean square over all
@@ -145,13 +145,10 @@ class ChargedParticles(GeneratedClouds):
         num_bodies: n.
         start_frame, end_frame: the frame that is given, and that to be predicted.
         conjugate_train: change the sign of all charges of each training system with probability ½, of another half of
-            them in each epoch. Forces are products of two charges, and stay as they are. Networks that are given such
-            products know it.
+            them in each epoch. Forces are products of two charges, and stay as they are.
         reverse_train: let time run backwards in each training system with probability ½, in another half of them in
             each epoch: it starts where it ended, with opposite velocities, and ends where it started. The published
             rule goes back on itself to the order of its time step, but for forces that were held back.
-        edge_features: ``"charges"`` for the products of charges, which a network with ``edge_dim=1`` takes; None for
-            no features of pairs.
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
     Attributes:
@@ -182,29 +179,28 @@ class ChargedParticles(GeneratedClouds):
         end_frame: int = 40,
         conjugate_train: bool = False,
         reverse_train: bool = False,
-        edge_features: Literal["charges"] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(num_train, num_valid, num_test, **options)
         integers(2, num_bodies=num_bodies)
         integers(0, start_frame=start_frame, end_frame=end_frame)
-        one_of((False, True), conjugate_train=conjugate_train)
-        one_of((False, True), reverse_train=reverse_train)
-        one_of(("charges", None), edge_features=edge_features)
+        one_of((False, True), conjugate_train=conjugate_train, reverse_train=reverse_train)
         if end_frame <= start_frame:
             raise UserError(f"end_frame must be after start_frame, got {end_frame} for {start_frame}")
         self.num_bodies = num_bodies
         self.mover = move_trajectories
         self.conjugate_train, self.reverse_train = conjugate_train, reverse_train
-        self.edge_features: Literal["charges"] | None = edge_features
         self.steps = [STEPS_OF_A_FRAME * (frame + 1) for frame in (start_frame, end_frame)]
         self.step = TIME_STEP * STEPS_OF_A_FRAME * (end_frame - start_frame)
 
     def _batches(self, part: str) -> Batches:
         batches = super()._batches(part)
-        if part == "train" and (self.conjugate_train or self.reverse_train):
-            options = (self.seed, len(batches), self.conjugate_train, self.reverse_train)
-            return Batches(batches.source, *batches.changes, functools.partial(_alike, *options))
+        numbers = functools.partial(_halves, len(batches))
+        if part == "train" and self.conjugate_train:
+            batches = Batches(batches.source, *batches.changes, RandomChange(_conjugated, numbers, self.seed, _SIGNS))
+        if part == "train" and self.reverse_train:
+            change = RandomChange(_reversed, numbers, self.seed, _DIRECTIONS)
+            batches = Batches(batches.source, *batches.changes, change)
         return batches
 
     def _make(self, part: str) -> Source:
@@ -212,40 +208,20 @@ class ChargedParticles(GeneratedClouds):
         systems = Systems(*self._in_blocks(part, draw))
         positions, velocities = simulate(systems, self.steps)
         energies = energy(Systems(systems.charges, positions[:, 0], velocities[:, 0]))
-        clouds = as_clouds(systems.charges[..., None], energies, np.stack([positions, velocities], axis=2))
-        return clouds if self.edge_features is None else _WithProducts(clouds)
+        return as_clouds(systems.charges[..., None], energies, np.stack([positions, velocities], axis=2))
 
 
-class _WithProducts:
-    """Systems of charged particles with the products of their charges."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def take(self, indices: Sequence[int]) -> Clouds:
-        clouds = self.source.take(indices)
-        charges = clouds.features.view(len(indices), -1)
-        products = charges[:, :, None] * charges[:, None]
-        return clouds._replace(edge_attr=(products - torch.diag_embed(charges.square())).unsqueeze(-1))
+def _halves(count: int, generator: np.random.Generator) -> tuple[Array]:
+    return (generator.integers(2, size=count) == 1,)
 
 
-def _alike(seed: int, count: int, conjugate: bool, reverse: bool, clouds: Clouds, draw: Draw) -> Clouds:
-    """Systems of which the signs of all charges, and the direction of time, are drawn in each epoch."""
-
-    def drawn(stream: int) -> torch.Tensor:  # 0 or 1 for each system
-        generator = np.random.default_rng((seed, draw.epoch, stream))
-        return torch.from_numpy(generator.integers(2, size=count)[np.asarray(draw.indices)])
-
-    if conjugate:
-        signs = 1.0 - 2.0 * drawn(_SIGNS)
-        clouds = clouds._replace(features=clouds.features * signs.float()[clouds.batch, None])
-    return _reversed(clouds, drawn(_DIRECTIONS) == 1) if reverse else clouds
+def _conjugated(clouds: Clouds, which: Tensor) -> Clouds:
+    """Some of the systems, ``(B,)``, with the opposite signs of all charges."""
+    signs = 1.0 - 2.0 * which.float()
+    return clouds._replace(features=clouds.features * signs[clouds.batch, None])
 
 
-def _reversed(clouds: Clouds, which: torch.Tensor) -> Clouds:
+def _reversed(clouds: Clouds, which: Tensor) -> Clouds:
     """Some of the systems, ``(B,)``, with time running backwards."""
     frames = clouds.point_targets
     assert frames is not None

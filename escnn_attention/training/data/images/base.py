@@ -13,53 +13,30 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from escnn_attention.training.data.base import Batches, Draw, PublishedData, Source, at_least
+from escnn_attention.training.data.base import Batches, Draw, PublishedData, RandomChange, Source, at_least
 from escnn_attention.training.errors import UserError
 
 Augmentation = Callable[[Tensor, Draw], Tensor]
 """A change of the images (B, C, H, W) of a draw, with values in the range of bytes."""
 
-
-class ImagesInMemory:
-    """Images (N, C, H, W) that are kept as they are, mostly as bytes, and their labels (N,), if they have some."""
-
-    def __init__(self, images: Tensor, labels: Tensor | None) -> None:
-        self.images, self.labels = images, labels
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def take(self, indices: Sequence[int] | slice) -> tuple[Tensor, Tensor | None]:
-        chosen = indices if isinstance(indices, slice) else torch.as_tensor(indices)
-        return self.images[chosen], None if self.labels is None else self.labels[chosen]
+_ROTATIONS = 1  # their random numbers, beside those of crops
 
 
-class FlipAndCrop:
+def random_crops(count: int, padding: int, seed: int) -> RandomChange:
     """Mirror images left to right with probability 1/2 and move them by up to ``padding`` pixels along each axis.
 
-    Pixels that come in from outside are black (0 before normalisation). What happens to each of the ``length`` images
-    is a function of the seed, the epoch and its index: it does not depend on the batch, the worker or the process.
+    Pixels that come in from outside are black (0 before normalisation).
     """
-
-    def __init__(self, length: int, padding: int, seed: int) -> None:
-        self.length, self.padding, self.seed = length, padding, seed
-        self._epoch = -1
-        self._flips, self._moves = np.empty(0, dtype=bool), np.empty((0, 2), dtype=np.int64)
-
-    def __call__(self, images: Tensor, draw: Draw) -> Tensor:
-        """The images (B, C, H, W) of ``draw``, each changed in its own way."""
-        if draw.epoch != self._epoch:
-            generator = np.random.default_rng((self.seed, draw.epoch))
-            self._flips = generator.integers(2, size=self.length, dtype=np.int64) == 1
-            self._moves = generator.integers(2 * self.padding + 1, size=(self.length, 2), dtype=np.int64)
-            self._epoch = draw.epoch
-        chosen = np.asarray(draw.indices)
-        return flip_and_crop(
-            images, self.padding, torch.from_numpy(self._flips[chosen]), torch.from_numpy(self._moves[chosen])
-        )
+    change = functools.partial(flip_and_crop, padding=padding)
+    return RandomChange(change, functools.partial(_flips_and_corners, count, padding), seed)
 
 
-def flip_and_crop(images: Tensor, padding: int, flips: Tensor, corners: Tensor) -> Tensor:
+def _flips_and_corners(count: int, padding: int, generator: np.random.Generator) -> tuple[Any, ...]:
+    flips = generator.integers(2, size=count, dtype=np.int64) == 1
+    return flips, generator.integers(2 * padding + 1, size=(count, 2), dtype=np.int64)
+
+
+def flip_and_crop(images: Tensor, flips: Tensor, corners: Tensor, padding: int) -> Tensor:
     """Windows of the size of the images from the images with a black frame of ``padding`` pixels, perhaps mirrored.
 
     The ``corners`` (B, 2) are row and column of the window's upper left corner, from 0 to 2 × ``padding``.
@@ -70,28 +47,22 @@ def flip_and_crop(images: Tensor, padding: int, flips: Tensor, corners: Tensor) 
     return torch.where(flips[:, None, None, None], chosen.flip(3), chosen)
 
 
-class RandomRotations:
+def random_rotations(count: int, degrees: float, seed: int, white: int = 255) -> RandomChange:
     """Rotate images about their centre, each by an angle that is uniform between 0 and ``degrees``, counterclockwise.
 
     Pixels are interpolated by cubic polynomials and held between black and ``white``; by multiples of 90° they only
-    move. What comes in from outside is black (0 before normalisation). The angle of each of the ``length`` images is a
-    function of the seed, the epoch and its index.
+    move. What comes in from outside is black (0 before normalisation).
     """
+    change = functools.partial(_rotated_and_held, white=white)
+    return RandomChange(change, functools.partial(_angles, count, degrees), seed, _ROTATIONS)
 
-    _STREAM = 1  # of random numbers, beside those of other changes
 
-    def __init__(self, length: int, degrees: float, seed: int, white: int = 255) -> None:
-        self.length, self.degrees, self.seed, self.white = length, degrees, seed, white
-        self._epoch = -1
-        self._angles = np.empty(0)
+def _angles(count: int, degrees: float, generator: np.random.Generator) -> tuple[Any, ...]:
+    return (generator.uniform(0, math.radians(degrees), count),)
 
-    def __call__(self, images: Tensor, draw: Draw) -> Tensor:
-        """The images (B, C, H, W) of ``draw``, rotated, in float32."""
-        if draw.epoch != self._epoch:
-            generator = np.random.default_rng((self.seed, draw.epoch, self._STREAM))
-            self._angles = generator.uniform(0, math.radians(self.degrees), self.length)
-            self._epoch = draw.epoch
-        return rotate_images(images, torch.from_numpy(self._angles[np.asarray(draw.indices)])).clamp_(0, self.white)
+
+def _rotated_and_held(images: Tensor, angles: Tensor, white: int) -> Tensor:
+    return rotate_images(images, angles).clamp_(0, white)
 
 
 def rotate_images(images: Tensor, angles: Tensor) -> Tensor:
@@ -187,7 +158,7 @@ class PublishedImages(PublishedData, ABC):
 
     def _augmentations(self, count: int) -> list[Augmentation]:
         """The changes of ``count`` training images before they are normalised."""
-        return [RandomRotations(count, self.rotate_train, self.seed, self.white)] if self.rotate_train else []
+        return [random_rotations(count, self.rotate_train, self.seed, self.white)] if self.rotate_train else []
 
     def _batches(self, part: str) -> Batches:
         augment = self._augmentations(self._count(part)) if part == "train" else ()

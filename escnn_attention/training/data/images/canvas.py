@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from escnn_attention.training.data.base import PARTS, integers, one_of
-from escnn_attention.training.data.images.base import ImagesInMemory, PublishedImages, rotate_images
+from escnn_attention.training.data.base import PARTS, InMemory, integers, one_of
+from escnn_attention.training.data.images.base import PublishedImages, rotate_images
 from escnn_attention.training.data.images.digits import SIZE, Digits
 from escnn_attention.training.data.images.mnist import MNIST
 from escnn_attention.training.data.images.rotmnist import RotMNIST
@@ -115,13 +115,13 @@ class DigitCanvas(PublishedImages):
     def _folder(self) -> Path:
         return self.digit_data._folder()
 
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImagesInMemory] | None:
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, InMemory] | None:
         sources = self.digit_data._read(folder, dict.fromkeys(parts))
         if sources is None:
             return None
         return {part: self._canvases(part, sources[part]) for part in parts}  # type: ignore[arg-type]
 
-    def _canvases(self, part: str, source: ImagesInMemory) -> ImagesInMemory:
+    def _canvases(self, part: str, source: InMemory) -> InMemory:
         """The canvases of a part, with the class of every pixel."""
         generator = np.random.default_rng((self.canvas_seed, PARTS.index(part)))
         number, side, white = self.numbers[part], self.digit_size, self.digit_data.white
@@ -132,7 +132,6 @@ class DigitCanvas(PublishedImages):
             chosen = generator.integers(len(source), size=self.digits)
             places = self._places(generator)
             digits, classes = source.take(chosen.tolist())
-            assert classes is not None
             digits = digits[..., crop:-crop, crop:-crop] if crop else digits
             digits = nn.functional.interpolate(
                 digits.to(torch.float32) * (255 / white), (side, side), mode="bicubic", antialias=True
@@ -144,7 +143,7 @@ class DigitCanvas(PublishedImages):
         if part == "test" and self.rotate_test:
             angles = torch.from_numpy(generator.uniform(0, 2 * math.pi, number))
             images, squares = _bytes(rotate_images(images, angles)), _rotated_classes(squares, angles)
-        return ImagesInMemory(images, torch.where(images[:, 0] >= 128, squares, 0))
+        return InMemory(images, torch.where(images[:, 0] >= 128, squares, 0))
 
     def _places(self, generator: np.random.Generator) -> list[tuple[int, int]]:
         """The upper left corners of the digits of a canvas, which do not overlap."""

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from escnn_attention.training.data.base import InMemory
 from escnn_attention.training.data.files import Published, check_labels, download, npz_file, readable
-from escnn_attention.training.data.images.base import Augmentation, FlipAndCrop, ImagesInMemory, PublishedImages
+from escnn_attention.training.data.images.base import Augmentation, PublishedImages, random_crops
 from escnn_attention.training.errors import UserError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -81,14 +82,14 @@ class CIFAR10(PublishedImages):
         self.full_train = full_train
 
     def _augmentations(self, count: int) -> list[Augmentation]:
-        own: list[Augmentation] = [FlipAndCrop(count, _PADDING, self.seed)] if self.augment else []
+        own: list[Augmentation] = [random_crops(count, _PADDING, self.seed)] if self.augment else []
         return own + super()._augmentations(count)
 
     def _prepare_folder(self, folder: Path) -> None:
         if self.download and not (_has_files(folder) or (folder / JPEG).exists()):
             download(Published(ARCHIVE, URL, MD5), folder, ARCHIVE)
 
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImagesInMemory] | None:
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, InMemory] | None:
         if _has_files(folder) or (folder / ARCHIVE).exists():
             names = {part: self._names(part) for part in parts}
             wanted = {name for part in names.values() for name in part}
@@ -106,7 +107,7 @@ class CIFAR10(PublishedImages):
             return _TRAIN if part == "train" else _TEST
         return {"train": _TRAIN[:-1], "valid": _TRAIN[-1:], "test": _TEST}[part]
 
-    def _read_jpeg(self, path: Path, part: str, limit: int | None) -> ImagesInMemory:
+    def _read_jpeg(self, path: Path, part: str, limit: int | None) -> InMemory:
         if self.full_train and part == "valid":
             part = "test"
         held_out = 0 if self.full_train else _PER_FILE
@@ -121,7 +122,7 @@ class CIFAR10(PublishedImages):
         order = np.random.RandomState(_ORDER_SEED).permutation(len(labels))
         chosen = {"train": order[:split], "valid": order[split:], "test": order}[part][:limit]
         images = _decode(path, stream, offsets, chosen)
-        return ImagesInMemory(torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels[chosen]))
+        return InMemory(torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels[chosen]))
 
 
 def _has_files(folder: Path) -> bool:
@@ -160,10 +161,10 @@ def _records(path: Path, content: bytes) -> npt.NDArray[np.uint8]:
     return records
 
 
-def _in_memory(files: list[npt.NDArray[np.uint8]]) -> ImagesInMemory:
+def _in_memory(files: list[npt.NDArray[np.uint8]]) -> InMemory:
     records = np.concatenate(files)
     images = np.ascontiguousarray(records[:, 1:]).reshape(-1, 3, _SIZE, _SIZE)
-    return ImagesInMemory(torch.from_numpy(images), torch.from_numpy(records[:, 0].astype(np.int64)))
+    return InMemory(torch.from_numpy(images), torch.from_numpy(records[:, 0].astype(np.int64)))
 
 
 def _check_offsets(

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from scipy import ndimage
 
-from escnn_attention.training.data.base import at_least
-from escnn_attention.training.data.images.base import ImagesInMemory, PublishedImages
+from escnn_attention.training.data.base import InMemory, at_least
+from escnn_attention.training.data.images.base import PublishedImages
 
 SIZE = 8
 """The side of the images as they are published."""
@@ -65,10 +65,10 @@ class Digits(PublishedImages):
     def _folder(self) -> Path:
         return Path()  # nothing is looked for in it
 
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImagesInMemory]:
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, InMemory]:
         content = read(self.size)
         return {
-            part: ImagesInMemory(torch.from_numpy(images)[:, None], torch.from_numpy(labels))
+            part: InMemory(torch.from_numpy(images)[:, None], torch.from_numpy(labels))
             for part, (images, labels) in content.items()
             if part in parts
         }

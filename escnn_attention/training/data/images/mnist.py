@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from escnn_attention.training.data.base import InMemory
 from escnn_attention.training.data.files import Published, check_images, download, npz_file, readable
-from escnn_attention.training.data.images.base import ImagesInMemory, PublishedImages
+from escnn_attention.training.data.images.base import PublishedImages
 from escnn_attention.training.errors import UserError
 
 URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -63,7 +64,7 @@ class MNIST(PublishedImages):
             if _find(folder, name) is None:
                 download(Published(f"{name}.gz", f"{URL}{name}.gz", md5), folder, NPZ)
 
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImagesInMemory] | None:
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, InMemory] | None:
         sources = {}
         for file in dict.fromkeys("test" if part == "test" else "train" for part in parts):
             content = _read_npz(folder / NPZ, file) if (folder / NPZ).exists() else _read_idx(folder, file)
@@ -71,14 +72,14 @@ class MNIST(PublishedImages):
                 return None
             images, labels = torch.from_numpy(content[0])[:, None], torch.from_numpy(content[1])
             if file == "test":
-                sources["test"] = ImagesInMemory(images, labels)
+                sources["test"] = InMemory(images, labels)
                 continue
             if len(labels) <= _NUM_VALID:
                 raise UserError(
                     f"{folder}: {len(labels)} training images, of which the last {_NUM_VALID} validate: too few"
                 )
-            sources["train"] = ImagesInMemory(images[:-_NUM_VALID], labels[:-_NUM_VALID])
-            sources["valid"] = ImagesInMemory(images[-_NUM_VALID:], labels[-_NUM_VALID:])
+            sources["train"] = InMemory(images[:-_NUM_VALID], labels[:-_NUM_VALID])
+            sources["valid"] = InMemory(images[-_NUM_VALID:], labels[-_NUM_VALID:])
         return {part: sources[part] for part in parts}
 
 

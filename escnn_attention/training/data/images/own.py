@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from escnn_attention.training.data.base import EvaluationSampler
-from escnn_attention.training.data.images.base import ImagesInMemory, PublishedImages, image_batches
+from escnn_attention.training.data.base import EvaluationSampler, InMemory
+from escnn_attention.training.data.images.base import PublishedImages, image_batches
 from escnn_attention.training.errors import UserError
 
 _MODES = {1: "L", 3: "RGB"}
@@ -51,11 +51,11 @@ class OwnImages(pl.LightningDataModule):
     def predict_dataloader(self) -> DataLoader[tuple[Tensor, Tensor | None]]:
         """The images, in order, with their labels or None."""
         data = self.trained_on
-        white = 255 if self._source.images.dtype == torch.uint8 else 1
+        white = 255 if self._source.tensors[0].dtype == torch.uint8 else 1
         batches = image_batches(self._source, data.mean, data.std, white=white)
         return DataLoader(batches, sampler=EvaluationSampler(len(batches), data.eval_batch_size), batch_size=None)
 
-    def _folder(self) -> ImagesInMemory:
+    def _folder(self) -> InMemory:
         suffixes = Image.registered_extensions()
         files = sorted(p for p in self.path.rglob("*") if p.suffix.lower() in suffixes and p.is_file())
         if not files:
@@ -65,7 +65,7 @@ class OwnImages(pl.LightningDataModule):
         parents = [file.parent.name if file.parent != self.path else "" for file in files]
         numbered = all(name.isascii() and name.isdecimal() for name in parents)
         labels = torch.tensor([int(name) for name in parents]) if numbered else None
-        return ImagesInMemory(images, self._checked(labels))
+        return InMemory(images, self._checked(labels))
 
     def _read(self, file: Path) -> np.ndarray:
         """One image, (C, H, W) uint8."""
@@ -88,7 +88,7 @@ class OwnImages(pl.LightningDataModule):
             )
         return pixels.reshape(size, size, channels).transpose(2, 0, 1)
 
-    def _file(self) -> ImagesInMemory:
+    def _file(self) -> InMemory:
         try:
             with np.load(self.path, allow_pickle=False) as arrays:
                 content = {name: arrays[name] for name in ("images", "labels") if name in arrays}
@@ -120,7 +120,7 @@ class OwnImages(pl.LightningDataModule):
             )
         found = None if labels is None else torch.from_numpy(labels.astype(np.int64))
         pixels = torch.from_numpy(images.astype(np.float32) if floating else images)
-        return ImagesInMemory(pixels, self._checked(found))
+        return InMemory(pixels, self._checked(found))
 
     def _checked(self, labels: Tensor | None) -> Tensor | None:
         """The labels, if they are classes of the training."""

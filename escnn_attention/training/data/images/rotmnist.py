@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from escnn_attention.training.data.base import InMemory
 from escnn_attention.training.data.files import Published, check_images, make_from_downloads, npz_file
-from escnn_attention.training.data.images.base import ImagesInMemory, PublishedImages
+from escnn_attention.training.data.images.base import PublishedImages
 
 URL = "https://www.iro.umontreal.ca/~lisa/icml2007data/mnist_rotation_new.zip"
 MD5 = "0f9a947ff3d30e95cd685462cbf3b847"
@@ -66,7 +67,7 @@ class RotMNIST(PublishedImages):
     def _prepare_folder(self, folder: Path) -> None:
         make_from_downloads(folder / FILE, [Published(_ARCHIVE, URL, MD5)], _convert, allowed=self.download)
 
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImagesInMemory] | None:
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, InMemory] | None:
         if not (folder / FILE).exists():
             return None
         files = {part: ("train", "valid") if part == "train" and self.full_train else (part,) for part in parts}
@@ -87,9 +88,9 @@ def read(
     return content
 
 
-def _in_memory(parts: Sequence[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]) -> ImagesInMemory:
+def _in_memory(parts: Sequence[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]) -> InMemory:
     images, labels = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*parts, strict=True))
-    return ImagesInMemory(images[:, None], labels)
+    return InMemory(images[:, None], labels)
 
 
 def _convert(file: IO[bytes], archive: Path) -> None:

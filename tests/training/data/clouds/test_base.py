@@ -16,12 +16,10 @@ from escnn_attention.training.data import (
     SampledSolids,
     Springs,
 )
-from escnn_attention.training.data.base import Draw
 from escnn_attention.training.data.clouds.base import (
     CloudsInMemory,
-    Motions,
-    RandomMotions,
     move,
+    random_motions,
     random_rotations,
     rotated,
 )
@@ -74,7 +72,7 @@ def clouds(sizes, dim, targets, point_targets=None):
 def motions(count, dim, seed=0):
     generator = np.random.default_rng(seed)
     rotations = random_rotations(count, dim, True, generator)
-    return Motions(torch.from_numpy(rotations), torch.from_numpy(generator.standard_normal((count, dim))))
+    return torch.from_numpy(rotations), torch.from_numpy(generator.standard_normal((count, dim)))
 
 
 @pytest.mark.parametrize(("dim", "rotate"), [(2, True), (3, True), (3, "z")])
@@ -114,7 +112,7 @@ def test_motions_are_those_of_the_formula(dim):
     sizes = (4, 1, 3)
     before = clouds(sizes, dim, torch.randn(3, dim, dim).double())
     moving = motions(3, dim)
-    vectors, after = (move(before, moving, order) for order in (1, 2))
+    vectors, after = (move(before, *moving, order) for order in (1, 2))
     for n, (r, t) in enumerate(zip(*moving, strict=True)):
         of = before.batch == n
         x = before.coords[of]
@@ -124,9 +122,9 @@ def test_motions_are_those_of_the_formula(dim):
         torch.testing.assert_close(after.targets[n], r @ before.targets[n] @ r.T, rtol=0, atol=1e-13)
     assert after.features is before.features
     # The control: about another point is another motion.
-    turned = torch.einsum("nij,nj->ni", moving.rotations[before.batch], before.coords)
-    assert (after.coords - turned - moving.translations[before.batch]).abs().max() > 0.1
-    assert torch.equal(move(before, moving).targets, before.targets)
+    turned = torch.einsum("nij,nj->ni", moving[0][before.batch], before.coords)
+    assert (after.coords - turned - moving[1][before.batch]).abs().max() > 0.1
+    assert torch.equal(move(before, *moving).targets, before.targets)
 
 
 def test_orders_that_there_are_not():
@@ -134,26 +132,12 @@ def test_orders_that_there_are_not():
         rotated(torch.ones(1, 3, 3, 3), torch.eye(3)[None], 3)
 
 
-def test_a_motion_depends_on_seed_stream_epoch_and_number_only():
-    def drawn(indices, epoch=0, seed=0, stream=0):
-        return RandomMotions(30, 3, True, 0.5, seed, stream)(Draw(indices, epoch))
-
-    everything = drawn(range(30))
-    some = [7, 29, 2]
-    for found, expected in zip(drawn(some), everything, strict=True):
-        assert torch.equal(found, expected[some])
-    for other in (drawn(range(30), epoch=1), drawn(range(30), seed=1), drawn(range(30), stream=1)):
-        for found, expected in zip(other, everything, strict=True):
-            assert (found - expected).abs().amax(dim=tuple(range(1, found.ndim))).min() > 1e-3
-    one = RandomMotions(30, 3, True, 0.5, 0)
-    for epoch in (0, 1, 0):
-        assert torch.equal(one(Draw(some, epoch)).rotations, drawn(some, epoch).rotations)
-    assert abs(everything.translations.std() - 0.5) < 0.15
-
-
 @pytest.mark.parametrize("rotate", [False, "z", True])
 def test_half_of_the_motions_are_reflections(rotate):
-    drawn = [RandomMotions(200, 3, rotate, 0.5, 0, reflect=reflect)(Draw(range(200), 2)) for reflect in (True, False)]
+    drawn = [
+        map(torch.from_numpy, random_motions(200, 3, rotate, 0.5, reflect, np.random.default_rng(2)))
+        for reflect in (True, False)
+    ]
     (mirrored, moved), (plain, expected) = drawn
     assert torch.equal(moved, expected)
     assert (torch.linalg.det(plain) - 1).abs().max() < 1e-12

@@ -5,7 +5,7 @@ from scipy.integrate import solve_ivp
 
 from escnn_attention.training.data import ChargedParticles
 from escnn_attention.training.data.base import Draw
-from escnn_attention.training.data.clouds.base import Motions, move_trajectories, random_rotations
+from escnn_attention.training.data.clouds.base import move_trajectories, random_rotations
 from escnn_attention.training.data.clouds.charged_particles import (
     STEPS_OF_A_FRAME,
     TIME_STEP,
@@ -134,7 +134,7 @@ def test_moved_systems_are_those_of_moved_starts():
     (batch,) = data.train_dataloader()
     generator = np.random.default_rng(0)
     turns, moves = random_rotations(5, 3, True, generator), generator.standard_normal((5, 3))
-    moved = move_trajectories(batch, Motions(torch.from_numpy(turns), torch.from_numpy(moves)))
+    moved = move_trajectories(batch, torch.from_numpy(turns), torch.from_numpy(moves))
     (q, v), (expected, _) = moved.point_targets.double().unflatten(0, (5, 5)).permute(2, 3, 0, 1, 4).numpy()
     charges = batch.features.double().numpy().reshape(5, 5)
     later, _ = simulate(Systems(charges, q, v), [300])
@@ -177,8 +177,7 @@ def test_conjugated_systems_move_alike():
 
 def test_reversed_systems_go_back_to_where_they_came_from():
     """By the rule of the simulation, from where they start; another half of them in each epoch."""
-    options = {"rotate_train": True, "edge_features": "charges"}
-    data, plain = with_and_without({"reverse_train": True}, **options)
+    data, plain = with_and_without({"reverse_train": True}, rotate_train=True)
     drawn = []
     for epoch in (0, 1):
         batches = data._batches("train"), plain._batches("train")
@@ -189,7 +188,6 @@ def test_reversed_systems_go_back_to_where_they_came_from():
         assert torch.equal(frames[back][:, :, :, 0], forwards[back].flip(2)[:, :, :, 0])
         assert torch.equal(frames[back][:, :, :, 1], -forwards[back].flip(2)[:, :, :, 1])
         assert torch.equal(found.coords.view(40, 5, 3), frames[:, :, 0, 0])
-        assert torch.equal(found.edge_attr, expected.edge_attr)
         start = Systems(found.features.view(40, 5).double().numpy(), *frames[:, :, 0].double().unbind(2))
         start = Systems(start.charges, *(t.numpy() for t in start[1:]))
         np.testing.assert_allclose(found.targets, energy(start), rtol=1e-4, atol=1e-5)
@@ -205,31 +203,9 @@ def test_reversed_systems_go_back_to_where_they_came_from():
     assert torch.equal(valid.point_targets, expected.point_targets)
 
 
-def test_products_of_charges():
-    """Of all pairs, of no particle with itself, for moved and conjugated systems alike."""
-    options = {"num_train": 6, "num_valid": 2, "num_test": 2, "batch_size": 3, "start_frame": 0, "end_frame": 1}
-    options |= {"edge_features": "charges", "num_bodies": 4, "conjugate_train": True, "rotate_train": True}
-    data = ChargedParticles(**options)
-    data.setup("fit")
-    for batch in (next(iter(data.train_dataloader())), next(iter(data.val_dataloader()))):
-        charges = batch.features.view(-1, 4)
-        assert batch.edge_attr.shape == (len(charges), 4, 4, 1)
-        for system, products in zip(charges, batch.edge_attr, strict=True):
-            for i in range(4):
-                for j in range(4):
-                    assert products[i, j, 0] == (system[i] * system[j] if i != j else 0)
-        assert {-1.0, 0.0, 1.0} == set(batch.edge_attr.unique().tolist())
-    plain = ChargedParticles(**{**options, "edge_features": None})
-    plain.setup("fit")
-    without = next(iter(plain.train_dataloader()))
-    assert without.edge_attr is None
-    assert torch.equal(without.features, next(iter(data.train_dataloader())).features)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"edge_features": "masses"}, "edge_features must be one of 'charges', None, got 'masses'"),
         ({"conjugate_train": 2}, "conjugate_train must be one of False, True, got 2"),
         ({"reverse_train": "no"}, "reverse_train must be one of False, True, got 'no'"),
         ({"num_bodies": 1}, "num_bodies must be at least 2, got 1"),

@@ -5,7 +5,7 @@ from scipy.integrate import solve_ivp
 from scipy.linalg import expm
 
 from escnn_attention.training.data import Springs
-from escnn_attention.training.data.clouds.base import Motions, move_trajectories, random_rotations
+from escnn_attention.training.data.clouds.base import move_trajectories, random_rotations
 from escnn_attention.training.data.clouds.springs import (
     DURATION,
     NUM_FRAMES,
@@ -185,7 +185,7 @@ def test_moved_systems_are_those_of_moved_starts():
     generator = np.random.default_rng(0)
     turns = random_rotations(5, 2, True, generator)
     moves = generator.standard_normal((5, 2))
-    moved = move_trajectories(batch, Motions(torch.from_numpy(turns), torch.from_numpy(moves)))
+    moved = move_trajectories(batch, torch.from_numpy(turns), torch.from_numpy(moves))
     assert torch.equal(moved.targets, batch.targets)
     m, k = batch.features.double().numpy().reshape(5, 6, 2).transpose(2, 0, 1)
     q = batch.coords.double().numpy().reshape(5, 6, 2)

@@ -12,13 +12,12 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from escnn_attention.training.data import CIFAR10, MNIST, QM9, Digits, ModelNet40, PatchCamelyon, RotMNIST
-from escnn_attention.training.data.base import Draw
+from escnn_attention.training.data.base import Draw, InMemory
 from escnn_attention.training.data.images.base import (
-    FlipAndCrop,
-    ImagesInMemory,
-    RandomRotations,
     flip_and_crop,
     image_batches,
+    random_crops,
+    random_rotations,
     rotate_images,
 )
 from escnn_attention.training.errors import UserError
@@ -32,7 +31,7 @@ def images(count=6, channels=3, size=8):
 def test_batches_are_normalised_channel_by_channel():
     pixels = images()
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-    batches = image_batches(ImagesInMemory(pixels, torch.arange(6)), mean, std)
+    batches = image_batches(InMemory(pixels, torch.arange(6)), mean, std)
     chosen, labels = batches[Draw(range(4, 0, -2))]
     assert labels.tolist() == [4, 2]
     assert chosen.dtype == torch.float32
@@ -46,7 +45,7 @@ def test_windows_of_framed_images():
     pixels = images(count=5)
     flips = torch.tensor([False, True, False, True, False])
     corners = torch.tensor([[2, 2], [2, 2], [0, 4], [3, 1], [2, 2]])
-    found = flip_and_crop(pixels, 2, flips, corners)
+    found = flip_and_crop(pixels, flips, corners, 2)
     for image, flip, (row, column), result in zip(pixels, flips, corners.tolist(), found, strict=True):
         framed = np.pad(image.numpy(), ((0, 0), (2, 2), (2, 2)))
         window = framed[:, row : row + 8, column : column + 8]
@@ -55,37 +54,11 @@ def test_windows_of_framed_images():
     assert not torch.equal(found[1], pixels[1])
 
 
-CHANGES = {
-    "flips and crops": lambda seed: FlipAndCrop(40, 4, seed),
-    "rotations": lambda seed: RandomRotations(40, 360.0, seed),
-}
-
-
-@pytest.mark.parametrize("make", CHANGES.values(), ids=CHANGES)
-def test_what_happens_to_an_image_depends_on_its_index_seed_and_epoch_only(make):
-    pixels = images(count=40)
-
-    def augmented(indices, epoch=0, seed=0):
-        return make(seed)(pixels[indices], Draw(indices, epoch))
-
-    everything = list(range(40))
-    whole = augmented(everything)
-    shuffled = [7, 30, 2]
-    assert torch.equal(augmented(shuffled), whole[shuffled])
-    assert not torch.equal(augmented(everything, epoch=1), whole)
-    assert not torch.equal(augmented(everything, seed=1), whole)
-    # One object that goes through the epochs does what new ones do.
-    one = make(0)
-    for epoch in (0, 1, 0):
-        assert torch.equal(one(pixels, Draw(everything, epoch)), augmented(everything, epoch))
-
-
 def test_all_moves_and_both_sides_come_about_equally_often():
-    augment = FlipAndCrop(20_000, 4, 0)
-    augment(images(count=1), Draw([0], 3))
-    assert abs(augment._flips.mean() - 0.5) < 0.02
+    flips, moves = random_crops(20_000, 4, 0).numbers(np.random.default_rng(3))
+    assert abs(flips.mean() - 0.5) < 0.02
     for axis in (0, 1):
-        counts = np.bincount(augment._moves[:, axis], minlength=9)
+        counts = np.bincount(moves[:, axis], minlength=9)
         assert len(counts) == 9
         assert abs(counts / 20_000 - 1 / 9).max() < 0.02
 
@@ -116,9 +89,8 @@ def test_what_is_somewhere_comes_to_where_its_rotation_is(shape):
 
 
 def test_angles_are_uniform_up_to_the_largest():
-    rotations = RandomRotations(20_000, 45.0, 0)
-    rotations(images(count=1), Draw([0], 3))
-    degrees = np.degrees(rotations._angles)
+    (angles,) = random_rotations(20_000, 45.0, 0).numbers(np.random.default_rng(3))
+    degrees = np.degrees(angles)
     assert 0 <= degrees.min() < 0.1
     assert 44.9 < degrees.max() <= 45
     assert abs(np.histogram(degrees, 9, (0, 45))[0] / 20_000 - 1 / 9).max() < 0.02
@@ -126,7 +98,7 @@ def test_angles_are_uniform_up_to_the_largest():
 
 def test_rotated_pixels_are_no_darker_than_black_and_no_lighter_than_white():
     pixels = 16 * torch.randint(0, 2, (20, 1, 8, 8), dtype=torch.uint8)
-    found = RandomRotations(20, 360.0, 0, white=16)(pixels, Draw(range(20)))
+    found = random_rotations(20, 360.0, 0, white=16)(pixels, Draw(range(20)))
     assert found.min() == 0
     assert found.max() == 16
     assert ((found > 1) & (found < 15)).any()

@@ -22,7 +22,7 @@ def canvases(part="train", **options):
 def test_pixels_have_the_class_of_their_digit():
     source, side = canvases(), 16
     known = {image.tobytes(): int(label) for image, label in zip(*read(side)["train"], strict=True)}
-    for canvas in zip(source.images[:, 0], source.labels, strict=True):
+    for canvas in zip(source.tensors[0][:, 0], source.tensors[1], strict=True):
         windows, marks = (x.unfold(0, side, 1).unfold(1, side, 1).flatten(0, 1) for x in canvas)
         found = [
             (known.get(window.numpy().tobytes()), window, mark) for window, mark in zip(windows, marks, strict=True)
@@ -41,28 +41,28 @@ def test_digits_of_mnist_are_cut_and_shrunk_without_aliasing(tmp_path, monkeypat
     arrays |= {f"{part}_labels": np.full(5, 7) for part in ("train", "test")}
     np.savez(tmp_path / mnist.NPZ, **arrays)
     source = canvases(source="mnist", folder=tmp_path, digit_size=12)
-    digits = source.images[source.images > 0].double()
+    digits = source.tensors[0][source.tensors[0] > 0].double()
     assert len(digits) == 6 * 3 * 12**2
     assert abs(digits.mean() - 127.5) < 2
     assert digits.max() < 200  # single pixels would be white
-    assert torch.equal(source.labels, torch.where(source.images[:, 0] >= 128, 8, 0))
+    assert torch.equal(source.tensors[1], torch.where(source.tensors[0][:, 0] >= 128, 8, 0))
 
 
 def test_canvases_follow_from_the_seed():
     first, second = canvases(), canvases()
-    assert torch.equal(first.images, second.images)
-    assert torch.equal(first.labels, second.labels)
-    assert not torch.equal(canvases(canvas_seed=1).images, first.images)
+    assert torch.equal(first.tensors[0], second.tensors[0])
+    assert torch.equal(first.tensors[1], second.tensors[1])
+    assert not torch.equal(canvases(canvas_seed=1).tensors[0], first.tensors[0])
 
 
 def test_test_canvases_are_rotated_with_their_classes():
     upright, rotated = canvases("test"), canvases("test", rotate_test=True)
-    assert not torch.equal(upright.images, rotated.images)
-    assert torch.equal(canvases(rotate_test=True).images, canvases().images)
-    bright = rotated.images[:, 0] >= 128
-    assert (rotated.labels[bright] > 0).double().mean() > 0.99
-    assert not rotated.labels[~bright].any()
-    assert (upright.labels[bright] > 0).double().mean() < 0.7
+    assert not torch.equal(upright.tensors[0], rotated.tensors[0])
+    assert torch.equal(canvases(rotate_test=True).tensors[0], canvases().tensors[0])
+    bright = rotated.tensors[0][:, 0] >= 128
+    assert (rotated.tensors[1][bright] > 0).double().mean() > 0.99
+    assert not rotated.tensors[1][~bright].any()
+    assert (upright.tensors[1][bright] > 0).double().mean() < 0.7
 
 
 def test_quarter_turns_of_classes_are_those_of_arrays():
