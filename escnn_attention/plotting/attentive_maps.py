@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from escnn.group import GroupElement
 from escnn.nn import GeometricTensor
 from torch import Tensor
 
-from escnn_attention.plotting._attended import Attended, find_attentive, observe
+from escnn_attention.plotting._attended import Attended, AttentiveLayer, find_attentive, observe
 from escnn_attention.plotting._drawing import (
     Frame,
     Sheet,
@@ -27,7 +27,13 @@ from escnn_attention.plotting._drawing import (
     shaded,
     shades,
 )
-from escnn_attention.plotting._elements import Transformation, largest_change, stacked, transformations_for
+from escnn_attention.plotting._elements import (
+    MOST_COLUMNS,
+    Transformation,
+    largest_change,
+    stacked,
+    transformations_for,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,14 +106,10 @@ def plot_attentive_maps(
     figure_class()
     chosen = dict(list(find_attentive(model, layer, "layer").items())[:1])
     ((name, module),) = chosen.items()
-    x, run = observe(x, model, chosen, field)
-    columns = transformations_for(x, elements, angles, background)
-    upright = run(x)[name]
-    images = [t.apply(x) for t in columns]
-    seen = [run(image)[name] for image in images]
-    returned = [t.undo(found.passed, x.type) for t, found in zip(columns, seen, strict=True)]
-    scale = extents([upright.passed, *(found.passed for found in seen)])
-    channel_scale = extents([f.channel for f in [upright, *seen] if f.channel is not None] or [torch.zeros(1)])
+    columns, found = _see(x, model, chosen, elements, angles, background, field=field)
+    seen, upright = found[name], found[name].upright
+    scale = extents([upright.passed, *(one.passed for one in seen.maps)])
+    channel_scale = extents([f.channel for f in [upright, *seen.maps] if f.channel is not None] or [torch.zeros(1)])
 
     poses = len(upright.passed)
     cell = 1.0 if max(poses, len(columns)) <= 4 else 0.66
@@ -121,61 +123,90 @@ def plot_attentive_maps(
     sheet = Sheet(width + bar, bottom + 0.3, title, note)
 
     sheet.text(left + block / 2, Sheet.TOP - 0.1, "the image is transformed", ha="center", fontsize=9.5)
-    for column, (t, image, found) in enumerate(zip(columns, images, seen, strict=True)):
+    for column, (t, image, one) in enumerate(zip(columns, seen.images, seen.maps, strict=True)):
         sources = [t.source(pose) for pose in range(poses)] if poses > 1 else [0]
-        shown = _Column(t.name, shades(image), found.passed, found.channel, sources, found.covered)
-        _draw_column(sheet, (left + column * cell, top, cell), shown, scale, channel_scale)
+        place = (left + column * cell, top, cell)
+        _draw_column(sheet, place, t.name, image, one, one.passed, one.channel, sources, scale, channel_scale)
     _name_rows(sheet, (left - 0.1, top, cell), columns[0], poses, upright.channel is not None)
     if back:
         sheet.text(second + block / 2, Sheet.TOP - 0.1, "its maps are transformed back", ha="center", fontsize=9.5)
         sheet.text(second - 0.08, bottom, "change:", ha="right", fontsize=7.5)
-        for column, (t, found, maps) in enumerate(zip(columns, seen, returned, strict=True)):
-            channel = None if found.channel is None else found.channel[:, t.images_of_poses(poses)]
-            shown = _Column(t.name, shades(x), maps, channel, range(poses), found.covered)
-            _draw_column(sheet, (second + column * cell, top, cell), shown, scale, channel_scale)
-            below = as_change(largest_change(maps, upright.passed, t))
+        for column, (t, one, maps) in enumerate(zip(columns, seen.maps, seen.returned, strict=True)):
+            channel = None if one.channel is None else one.channel[:, t.images_of_poses(poses)]
+            place = (second + column * cell, top, cell)
+            _draw_column(sheet, place, t.name, seen.image, one, maps, channel, range(poses), scale, channel_scale)
+            below = as_change(seen.changes[column])
             sheet.text(second + (column + 0.5) * cell, bottom, below, ha="center", fontsize=7.5)
     draw_bar(sheet, width + 0.08, top + cell + 0.15, 0.9 * cell, scale)
     return sheet.figure
 
 
 @dataclass(frozen=True)
-class _Column:
-    """One column of a picture: its heading, the image at its top, and over this the maps ``(poses, h, w)``.
+class _Seen:
+    """The maps of one layer for an image as it is (``upright``) and as it is transformed.
 
-    ``numbers`` are those of the frames, ``channel`` ``(fields, poses)`` the map of the channels, if there is one, and
-    ``covered`` the parts of the rows and columns of the image that the maps are of.
+    ``image`` and the transformed ``images`` are as they are drawn, ``maps`` are those of the latter, ``returned`` the
+    same transformed back ``(poses, h, w)``, and ``changes`` the largest differences of these from those of ``upright``.
     """
 
-    name: str
     image: npt.NDArray[np.float32]
-    maps: Tensor
-    channel: Tensor | None
-    numbers: Sequence[int]
-    covered: tuple[float, float]
+    images: list[npt.NDArray[np.float32]]
+    upright: Attended
+    maps: list[Attended]
+    returned: list[Tensor]
+    changes: list[float]
+
+
+def _see(
+    x: GeometricTensor | Tensor,
+    model: torch.nn.Module,
+    layers: Mapping[str, AttentiveLayer],
+    elements: Sequence[GroupElement] | None,
+    angles: Sequence[float] | npt.NDArray[np.floating[Any]] | None,
+    background: float,
+    field: int | None = None,
+    most: int = MOST_COLUMNS,
+) -> tuple[Sequence[Transformation], dict[str, _Seen]]:
+    """The transformations of an image, at ``most`` so many by default, and what each layer lets through of it."""
+    x, run = observe(x, model, layers, field)
+    columns = transformations_for(x, elements, angles, background, most=most)
+    images = [t.apply(x) for t in columns]
+    upright, by_image = run(x), [run(image) for image in images]
+    found = {}
+    for name in layers:
+        maps = [one[name] for one in by_image]
+        returned = [t.undo(one.passed, x.type) for t, one in zip(columns, maps, strict=True)]
+        changes = [largest_change(r, upright[name].passed, t) for r, t in zip(returned, columns, strict=True)]
+        found[name] = _Seen(shades(x), [shades(image) for image in images], upright[name], maps, returned, changes)
+    return columns, found
 
 
 def _draw_column(
     sheet: Sheet,
     place: tuple[float, float, float],
-    column: _Column,
+    heading: str,
+    image: npt.NDArray[np.float32],
+    found: Attended,
+    maps: Tensor,
+    channel: Tensor | None,
+    numbers: Sequence[int],
     scale: tuple[float, float],
     channel_scale: tuple[float, float],
 ) -> None:
-    """Draw a column from ``place`` (x, y, side of a cell) downwards."""
+    """Draw an image and over it the maps, in frames of ``numbers``, from ``place`` (x, y, side of a cell) downwards."""
     x, y, cell = place
     ax = sheet.cell(x, y, cell)
-    draw_image(ax, column.image)
-    ax.set_title(column.name, fontsize=9 if cell > 0.8 else 7.5, pad=4)
+    draw_image(ax, image)
+    ax.set_title(heading, fontsize=9 if cell > 0.8 else 7.5, pad=4)
     y += cell + 0.1
-    for number, values in zip(column.numbers, column.maps, strict=True):
+    for number, values in zip(numbers, maps, strict=True):
         ax = sheet.cell(x, y, cell)
-        draw_over(ax, column.image, values, scale, column.covered)
-        if len(column.maps) > 1:
-            Frame(ax, number, len(column.maps))
+        draw_over(ax, image, values, scale, found.covered)
+        if len(maps) > 1:
+            Frame(ax, number, len(maps))
         y += cell
-    if column.channel is not None:
-        _draw_channels(sheet.cell(x, y + 0.1, cell), column.channel.numpy(), column.numbers, channel_scale)
+    if channel is not None:
+        _draw_channels(sheet.cell(x, y + 0.1, cell), channel.numpy(), numbers, channel_scale)
 
 
 def _name_rows(
@@ -262,22 +293,20 @@ def plot_attentive_layers(
     """
     figure_class()
     chosen = find_attentive(model, layers)
-    x, run = observe(x, model, chosen)
-    columns = transformations_for(x, elements, angles, background)
-    upright = run(x)
-    images = [t.apply(x) for t in columns]
-    seen = [run(image) for image in images]
+    columns, seen = _see(x, model, chosen, elements, angles, background)
 
     cell = 1.35 if len(columns) <= 4 else 1.0
     left, right = 1.5, 1.1
     end = left + cell * len(columns)
     total = Sheet.TOP + cell * (1 + len(chosen)) + 0.05
-    note = f"arrows: the strength of each pose ({x.type.gspace.fibergroup.name}); maps and arrows follow the image"
+    group = columns[0].table.elements[0].group.name
+    note = f"arrows: the strength of each pose ({group}); maps and arrows follow the image"
     sheet = Sheet(end + right, total, title, note)
     y = Sheet.TOP - _ROOM * cell
+    images = next(iter(seen.values())).images
     for column, (transformation, image) in enumerate(zip(columns, images, strict=True)):
         ax = sheet.cell(left + column * cell, y, cell, _ROOM)
-        draw_image(ax, shades(image))
+        draw_image(ax, image)
         ax.set_title(transformation.name, fontsize=10 if cell > 1.2 else 8, pad=4)
     sheet.text(left - 0.08, y + cell / 2, "input", ha="right", fontsize=10)
     sheet.text(end + 0.75, y + cell / 2, "change,\nmoved\nback", ha="center", fontsize=8)
@@ -286,32 +315,25 @@ def plot_attentive_layers(
         y += cell
         label = labels[name] or type(layer).__name__
         sheet.text(left - 0.08, y + cell / 2, label, ha="right", fontsize=min(10.0, 130 / len(label)))
-        found = [one[name] for one in seen]
-        scale = _draw_row(sheet, (left, y, cell), images, found, columns)
+        scale = _draw_row(sheet, (left, y, cell), seen[name], columns)
         draw_bar(sheet, end + 0.02, y + _ROOM * cell, cell * (1 - 2 * _ROOM), scale)
-        returned = [t.undo(one.passed, x.type) for t, one in zip(columns, found, strict=True)]
-        largest = max(largest_change(r, upright[name].passed, t) for r, t in zip(returned, columns, strict=True))
-        sheet.text(end + 0.75, y + cell / 2, as_change(largest), ha="center", fontsize=8)
+        sheet.text(end + 0.75, y + cell / 2, as_change(max(seen[name].changes)), ha="center", fontsize=8)
     return sheet.figure
 
 
 def _draw_row(
-    sheet: Sheet,
-    place: tuple[float, float, float],
-    images: Sequence[GeometricTensor],
-    found: Sequence[Attended],
-    columns: Sequence[Transformation],
+    sheet: Sheet, place: tuple[float, float, float], seen: _Seen, columns: Sequence[Transformation]
 ) -> tuple[float, float]:
     """Draw what one layer lets through of each image, from ``place`` (x, y, side of a cell) on; the scale of it."""
     x, y, cell = place
-    means = [one.passed.mean(0) for one in found]
+    means = [one.passed.mean(0) for one in seen.maps]
     scale = extents(means)
-    strongest = max(float(one.strength.max()) for one in found) or 1.0
-    for column, (transformation, image, one, mean) in enumerate(zip(columns, images, found, means, strict=True)):
+    strongest = max(float(one.strength.max()) for one in seen.maps) or 1.0
+    for column, (t, image, one, mean) in enumerate(zip(columns, seen.images, seen.maps, means, strict=True)):
         ax = sheet.cell(x + column * cell, y, cell, _ROOM)
-        draw_over(ax, shades(image), mean, scale, one.covered)
+        draw_over(ax, image, mean, scale, one.covered)
         if len(one.strength) > 1:
-            _draw_arrows(ax, one.strength.numpy() / strongest, transformation)
+            _draw_arrows(ax, one.strength.numpy() / strongest, t)
     return scale
 
 
@@ -400,54 +422,15 @@ def plot_attended_images(
     ((name, module),) = chosen.items()
     rows = []
     for i in range(images.shape[0]):
-        x, run = observe(images[i : i + 1], model, chosen)
-        columns = transformations_for(x, elements, angles, background, most=4)
-        rows.append(_row(x, run, name, columns))
+        columns, found = _see(images[i : i + 1], model, chosen, elements, angles, background, most=4)
+        rows.append(found[name])
     what = name.removeprefix("stages.") or type(module).__name__
     return _draw_images(rows, columns, back, title, f"{what}, mean over fields and poses")
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One row of the picture: an image, the image transformed for each column, and the mean maps over these.
-
-    ``returned`` are the maps, transformed back, and ``change`` the largest difference of these, over all poses;
-    ``covered`` the parts of the rows and columns of the image that the maps are of.
-    """
-
-    image: npt.NDArray[np.float32]
-    images: list[npt.NDArray[np.float32]]
-    maps: list[Tensor]
-    returned: list[Tensor]
-    covered: tuple[float, float]
-    change: float
-
-
-def _row(
-    x: GeometricTensor,
-    run: Callable[[GeometricTensor], dict[str, Attended]],
-    name: str,
-    transformations: Sequence[Transformation],
-) -> _Row:
-    """An image under all transformations; ``run`` gives what the layers do to an image, by name."""
-    upright = run(x)[name]
-    images = [t.apply(x) for t in transformations]
-    seen = [run(image)[name] for image in images]
-    returned = [t.undo(found.passed, x.type) for t, found in zip(transformations, seen, strict=True)]
-    changes = [largest_change(r, upright.passed, t) for r, t in zip(returned, transformations, strict=True)]
-    return _Row(
-        image=shades(x),
-        images=[shades(image) for image in images],
-        maps=[found.passed.mean(0) for found in seen],
-        returned=[r.mean(0) for r in returned],
-        covered=upright.covered,
-        change=max(changes),
-    )
-
-
-def _draw_images(rows: Sequence[_Row], columns: Sequence[Transformation], back: bool, title: str, note: str) -> Figure:
+def _draw_images(rows: Sequence[_Seen], columns: Sequence[Transformation], back: bool, title: str, note: str) -> Figure:
     """The figure of all rows."""
-    scale = extents([m for row in rows for m in row.maps])
+    scale = extents([one.passed.mean(0) for row in rows for one in row.maps])
     cell, left, gap, between = 0.8, 0.15, 0.35, 0.14
     block = cell * len(columns)
     top = Sheet.TOP + 0.25
@@ -473,9 +456,9 @@ def _draw_images(rows: Sequence[_Row], columns: Sequence[Transformation], back: 
                 draw_image(ax, image)
                 if y == top:
                     ax.set_title(transformation.name, fontsize=8, pad=3)
-                values = (row.returned if k else row.maps)[column]
-                draw_over(sheet.cell(x, y + cell, cell, 0.04), image, values, scale, row.covered)
+                values = (row.returned[column] if k else row.maps[column].passed).mean(0)
+                draw_over(sheet.cell(x, y + cell, cell, 0.04), image, values, scale, row.upright.covered)
         if back:
-            sheet.text(end + 0.78, y + cell, as_change(row.change), ha="center", fontsize=8)
+            sheet.text(end + 0.78, y + cell, as_change(max(row.changes)), ha="center", fontsize=8)
         y += 2 * cell + between
     return sheet.figure
