@@ -3,12 +3,12 @@
 import pytest
 import torch
 from escnn import gspaces
-from escnn.nn import EquivariantModule, FieldType, ReLU
+from escnn.nn import FieldType, ReLU
 from hypothesis import given
 from hypothesis import strategies as st
 
 from escnn_attention import LiftingSelfAttention, PoseLinear, equivariance_report
-from escnn_attention.models import EquivariantClassifier, GSANet, HybridNet, InvariantLogits, PoseMean, PositionSum
+from escnn_attention.models import EquivariantClassifier, InvariantLogits, PoseMean, PositionSum
 from tests import spaces
 
 
@@ -28,21 +28,6 @@ def test_is_the_formula(num_classes):
     torch.testing.assert_close(network(images), expected)
     torch.testing.assert_close(network(network.in_type(images)), expected)
     assert network.num_classes == expected.shape[1]
-
-
-def test_export():
-    """For each kind of network, in eval mode, from plain images to the same logits."""
-    gspace = gspaces.rot2dOnR2(4)
-    gsa = GSANet(gspace, 1, 3, channels=6, blocks=(1,), pool=(True,), num_heads=1, input_dropout=0.2, pool_dropout=0.1)
-    outline = {"widths": (2, 3), "convolutions": (1, 1), "attention": (0, 1), "num_heads": 1}
-    hybrid = HybridNet(gspace, 1, 3, **outline, block={"dropout": 0.1})
-    for network in (EquivariantClassifier(stages(gspace), 3), gsa, hybrid):
-        for dtype in (torch.float32, torch.float64):
-            images = torch.randn(4, 1, 8, 9, dtype=dtype)
-            network.to(dtype).train()(images)  # the statistics of batch norms
-            plain = network.export()
-            assert not any(isinstance(module, EquivariantModule) for module in plain.modules())
-            torch.testing.assert_close(plain(images), network(images))
 
 
 def test_logits_are_invariant():

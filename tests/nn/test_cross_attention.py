@@ -790,16 +790,6 @@ def test_files_of_onnx(near):
     torch.testing.assert_close(found, plain(*arguments), rtol=1e-5, atol=1e-5)
 
 
-def test_saved_and_copied():
-    tokens, image = mixed(sequence(C4)), mixed(C4)
-    layer, other = (GroupCrossAttention(tokens, image, tokens, head_fields=3).double() for _ in range(2))
-    other.load_state_dict(layer.state_dict())
-    x, y = random_field(tokens, 4), random_field(image, 3, 3)
-    assert torch.equal(layer(x, y).tensor, other(x, y).tensor)
-    assert "head_fields=3" in repr(layer)
-    assert layer.evaluate_output_shape((2, tokens.size, 4)) == (2, tokens.size, 4)
-
-
 def test_what_does_not_fit():
     tokens, image = regular(sequence(C4), 2), regular(C4, 2)
     for wrong, error, message in (

@@ -560,20 +560,3 @@ def test_the_interval_is_two_scales_where_there_are():
         assert group(PLANE["C4"](), scales).plain.interval == interval
         x = random_field(scales.repeat(mixed(PLANE["C4"]())), 4, 4)
         assert grid_error(group(PLANE["C4"](), scales), x) < TOLERANCE
-
-
-def test_an_exported_network_runs_where_escnn_is_not_installed(without_escnn):
-    scales = Scales(2, 2)
-    space = PLANE["C4"]()
-    fields = regular(space, 2)
-    hidden = scales.repeat(fields)
-    network = SequentialModule(
-        DilationLiftingSelfAttention(scalars(space, 1), hidden, scales, kernel_size=3),
-        PerScale(FieldLayerNorm(fields), scales),
-        SiLU(hidden),
-        DilationSelfAttention(hidden, hidden, scales, kernel_size=3),
-        ScalePooling(hidden, scales),
-    )
-    x = random_field(network.in_type, 8, 8, dtype=torch.float32)
-    y = network.eval()(x).tensor.detach()
-    torch.testing.assert_close(without_escnn(network.export(), x.tensor), y)

@@ -8,9 +8,9 @@ from escnn import gspaces
 from escnn_attention import working_memory
 from escnn_attention.functional.responses import attentive, responses
 from escnn_attention.groups.fibers import fibers
-from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention
+from escnn_attention.nn.attentive import AttentiveConv
 from tests import spaces
-from tests.nn.attentive import VARIANTS, drawn, input_of, layer_on
+from tests.nn.attentive import VARIANTS, input_of, layer_on
 
 
 def written_out(layer, x):
@@ -210,26 +210,6 @@ def test_second_derivatives():
     layer = layer_on(gspaces.rot2dOnR2(2), (1, 1))
     x = input_of(layer, 3, batch=1).tensor.requires_grad_()
     torch.autograd.gradgradcheck(layer.plain, (x,))
-
-
-def test_exports_need_no_escnn(without_escnn):
-    """Neither this layer nor the other two of the paper."""
-    layer = layer_on(gspaces.rot2dOnR2(8), (2, 2))
-    x = input_of(layer)
-    for module in (layer, drawn(FeatureAttention(layer.in_type, kernel_size=3)), drawn(PoseAttention(layer.in_type))):
-        exported = module.eval().export()
-        torch.testing.assert_close(exported(x.tensor), module(x).tensor)
-        torch.testing.assert_close(without_escnn(exported, x.tensor), module(x).tensor)
-
-
-def test_autocast():
-    layer = layer_on(gspaces.rot2dOnR2(4), (2, 2)).float()
-    x = input_of(layer, dtype=torch.float32)
-    expected = layer(x).tensor
-    with torch.autocast("cpu", torch.bfloat16):
-        y = layer(x).tensor
-        y.float().sum().backward()
-    assert (y - expected).norm() < 0.05 * expected.norm()
 
 
 @pytest.mark.parametrize("variant", ["full", "channel", "spatial"])

@@ -198,15 +198,6 @@ def test_a_batch_is_the_same_from_another_process(kind):
             assert same(one, other)
 
 
-def test_a_run_that_is_resumed_goes_on_with_its_epoch():
-    data = loaded(rotate_train=True)
-    data.trainer.fit_loop.epoch_progress.current.processed = 2
-    resumed = list(data.train_dataloader())
-    for one, other in zip(resumed, drawn(loaded(rotate_train=True).train_dataloader(), 2), strict=True):
-        assert same(one, other)
-    assert not same(resumed[0], drawn(loaded(rotate_train=True).train_dataloader(), 0)[0])
-
-
 @pytest.mark.parametrize("kind", MADE)
 def test_rotated_test_clouds(kind):
     plain = loaded(kind=kind, eval_batch_size=30)
