@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
 from escnn_attention.training.experiment.configuration import differences, training_facts
-from escnn_attention.training.files import LOCK, locked_folder, remove_temporaries, write_json
+from escnn_attention.training.files import LOCK, free_name, locked_folder, read_json, remove_temporaries, write_json
 
 BEST, LAST = "best.ckpt", "last.ckpt"
 CONFIGURATION = "config.yaml"
@@ -92,7 +91,8 @@ def open_comparison(folder: Path, facts: Mapping[str, Any], *, restart: bool) ->
         raise UserError(f"{folder} is not a folder: choose another --output")
     folder.mkdir(parents=True, exist_ok=True)
     with locked_folder(folder, "choose another --output"):
-        stored, moved = _facts_in(folder / COMPARISON), None
+        stored = read_json(folder / COMPARISON, "choose another --output, or move the folder away")
+        moved = None
         for part in (folder, folder / "figures"):
             remove_temporaries(part)
         if stored is None and any(not path.name.startswith(".") for path in folder.iterdir()):
@@ -103,19 +103,6 @@ def open_comparison(folder: Path, facts: Mapping[str, Any], *, restart: bool) ->
             _check_same(folder, stored, facts)
         write_json(folder / COMPARISON, dict(facts))
         yield moved
-
-
-def _facts_in(path: Path) -> dict[str, Any] | None:
-    """The options of the comparison in a folder; None where there is none."""
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): choose another --output, or move the folder away") from error
-    if not isinstance(stored, dict):
-        raise UserError(f"{path} is not of a comparison: choose another --output, or move the folder away")
-    return stored
 
 
 def _check_same(folder: Path, stored: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -140,9 +127,7 @@ def _shown(value: Any) -> Any:
 
 def _moved_aside(folder: Path) -> Path:
     """Move everything but the lock into a new folder beside ``folder``."""
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
-        number += 1
+    aside = free_name(folder)
     aside.mkdir()
     # The options go last: if the process is killed in between, the rest is still known to belong to a comparison.
     for path in sorted(folder.iterdir(), key=lambda path: path.name == COMPARISON):

@@ -17,7 +17,7 @@ from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.callbacks import EpochHistory
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint, state_of
 from escnn_attention.training.experiment.folder import LAST, TEST
-from escnn_attention.training.files import keep_aside, locked, write_json
+from escnn_attention.training.files import keep_aside, locked, read_json, write_json
 
 
 def write_result(
@@ -64,13 +64,7 @@ def _newest(content: dict[str, Any], last: Path) -> dict[str, Any]:
 
 def read_result(path: Path) -> dict[str, Any]:
     """The result in ``test.json``; empty where there is no file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): remove it, and the network is measured again") from error
-    return content if isinstance(content, dict) else {}
+    return read_json(path, "remove it, and the network is measured again") or {}
 
 
 def _content_or_nothing(path: Path) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from escnn_attention.training.data.base import (
     Batches,
     DataInParts,
     GeneratedData,
-    PublishedData,
     RandomChange,
     at_least,
     one_of,
@@ -306,14 +305,3 @@ class GeneratedClouds(GeneratedData, PointClouds):
             for block in range(-(-count // _BLOCK))
         ]
         return tuple(np.concatenate(arrays)[:count] for arrays in zip(*blocks, strict=True))
-
-
-class PublishedClouds(PublishedData, PointClouds):
-    """Clouds from published files: the arguments are those of both bases.
-
-    Example:
-        >>> from escnn_attention.training import ModelNet40
-        >>> data = ModelNet40(limit_train=64, download=False, rotate_train="z")  # a PublishedClouds
-        >>> data.dim, data.download
-        (3, False)
-    """

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from escnn_attention.training.data.base import Source
+from escnn_attention.training.data.base import PublishedData, Source
 from escnn_attention.training.data.clouds.base import (
     CloudsInMemory,
-    PublishedClouds,
+    PointClouds,
     move,
 )
 from escnn_attention.training.data.clouds.orientation import in_frame_of_positions
@@ -262,7 +262,7 @@ def atom_features() -> Tensor:
     return torch.einsum("ab,ak->abk", torch.eye(len(c), dtype=c.dtype), powers).flatten(1).float()
 
 
-class QM9(PublishedClouds):
+class QM9(PublishedData, PointClouds):
     """QM9: properties of small organic molecules, of up to nine atoms of C, N, O, F and what H they have.
 
     100,000 molecules to train, 17,748 to validate and 13,083 to test: the 130,831 that passed the published consistency
@@ -288,7 +288,8 @@ class QM9(PublishedClouds):
             tensor stays equivariant: of it, ``mean`` is the mean of a third of the trace, times the identity, and
             ``std`` is the root of the mean square of all entries of what is left.
         centred: move the mean of the atoms of each molecule to the origin.
-        folder, limit_train, limit_valid, limit_test, download: see :class:`~.base.PublishedClouds`.
+        folder, limit_train, limit_valid, limit_test, download: see
+            :class:`~escnn_attention.training.data.base.PublishedData`.
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
             The published augmentation is ``rotate_train`` with ``translate_train`` 0.5.
 

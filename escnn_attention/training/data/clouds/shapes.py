@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from escnn_attention.training.data.base import Source, at_least, integers, one_of
-from escnn_attention.training.data.clouds.base import CloudsInMemory, GeneratedClouds, PublishedClouds
+from escnn_attention.training.data.base import PublishedData, Source, at_least, integers, one_of
+from escnn_attention.training.data.clouds.base import CloudsInMemory, GeneratedClouds, PointClouds
 from escnn_attention.training.data.files import Published, check_labels, download, readable
 from escnn_attention.training.errors import UserError
 
@@ -254,7 +254,7 @@ def _labelled(points: npt.NDArray[Any], labels: npt.NDArray[np.int64]) -> Clouds
 # Published models.
 
 
-class ModelNet40(PublishedClouds):
+class ModelNet40(PublishedData, PointClouds):
     """ModelNet40: points on the surfaces of models of 40 kinds of things, upright.
 
     9,840 models to train, of which every tenth (in an order that is random and always the same) validates, and 2,468 to
@@ -266,7 +266,8 @@ class ModelNet40(PublishedClouds):
         categories: 40, or 10 for the models of those of ModelNet10 only. (ModelNet10 itself has them rotated so that
             they face one way; here they are as in ModelNet40.)
         num_points: the first so many points of a model, from 2 to 2,048.
-        folder, limit_train, limit_valid, limit_test, download: see :class:`~.base.PublishedClouds`.
+        folder, limit_train, limit_valid, limit_test, download: see
+            :class:`~escnn_attention.training.data.base.PublishedData`.
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
     Source: Wu, Song, Khosla, Yu, Zhang, Tang and Xiao, *3D ShapeNets: a deep representation for volumetric shapes*,

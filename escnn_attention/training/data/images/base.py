@@ -65,10 +65,10 @@ def _rotated_and_held(images: Tensor, angles: Tensor, white: int) -> Tensor:
     return rotate_images(images, angles).clamp_(0, white)
 
 
-def rotate_images(images: Tensor, angles: Tensor) -> Tensor:
-    """Images (B, C, H, W) in float32, rotated about their centre counterclockwise by ``angles`` (B,) in radians.
+def rotate_images(images: Tensor, angles: Tensor, mode: str = "bicubic") -> Tensor:
+    """Images (B, C, H, W) rotated about their centre counterclockwise by ``angles`` (B,) in radians; bytes in float32.
 
-    Around them there is nothing but zeros.
+    Around them there is nothing but zeros; ``mode`` is that of PyTorch's ``grid_sample``.
     """
     height, width = images.shape[-2:]
     cos, sin = angles.cos(), angles.sin()
@@ -76,8 +76,8 @@ def rotate_images(images: Tensor, angles: Tensor) -> Tensor:
     aspect = max(height - 1, 1) / max(width - 1, 1)
     rows = [cos, -sin * aspect, torch.zeros_like(cos), sin / aspect, cos, torch.zeros_like(cos)]
     grid = nn.functional.affine_grid(torch.stack(rows, 1).view(-1, 2, 3), [*images.shape], align_corners=True)
-    pixels = images.to(torch.float32)
-    return nn.functional.grid_sample(pixels, grid.to(pixels), mode="bicubic", align_corners=True)
+    pixels = images if images.is_floating_point() else images.to(torch.float32)
+    return nn.functional.grid_sample(pixels, grid.to(pixels), mode=mode, align_corners=True)
 
 
 def image_batches(

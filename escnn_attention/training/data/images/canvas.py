@@ -142,7 +142,8 @@ class DigitCanvas(PublishedImages):
                 squares[(canvas, *area)] = kind + 1
         if part == "test" and self.rotate_test:
             angles = torch.from_numpy(generator.uniform(0, 2 * math.pi, number))
-            images, squares = _bytes(rotate_images(images, angles)), _rotated_classes(squares, angles)
+            images = _bytes(rotate_images(images, angles))
+            squares = rotate_images(squares[:, None].double(), angles, "nearest")[:, 0].long()
         return InMemory(images, torch.where(images[:, 0] >= 128, squares, 0))
 
     def _places(self, generator: np.random.Generator) -> list[tuple[int, int]]:
@@ -163,12 +164,3 @@ class DigitCanvas(PublishedImages):
 
 def _bytes(images: Tensor) -> Tensor:
     return images.round().clamp(0, 255).to(torch.uint8)
-
-
-def _rotated_classes(labels: Tensor, angles: Tensor) -> Tensor:
-    """Classes ``(N, size, size)``, each that of the nearest pixel before the rotation."""
-    cos, sin, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
-    theta = torch.stack([cos, -sin, zero, sin, cos, zero], 1).view(-1, 2, 3)
-    grid = nn.functional.affine_grid(theta, [len(labels), 1, *labels.shape[1:]], align_corners=True)
-    pixels = labels[:, None].double()
-    return nn.functional.grid_sample(pixels, grid, mode="nearest", align_corners=True)[:, 0].long()

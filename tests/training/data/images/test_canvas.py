@@ -6,7 +6,7 @@ import torch
 
 from escnn_attention.training import DigitCanvas
 from escnn_attention.training.data.images import mnist
-from escnn_attention.training.data.images.canvas import _rotated_classes
+from escnn_attention.training.data.images.base import rotate_images
 from escnn_attention.training.data.images.digits import read
 from escnn_attention.training.errors import UserError
 
@@ -67,8 +67,9 @@ def test_test_canvases_are_rotated_with_their_classes():
 
 def test_quarter_turns_of_classes_are_those_of_arrays():
     labels = torch.randint(0, 11, (2, 9, 9))
-    turned = _rotated_classes(labels, torch.full((2,), torch.pi / 2, dtype=torch.float64))
-    assert torch.equal(turned, labels.rot90(1, (1, 2)))
+    angles = torch.full((2,), torch.pi / 2, dtype=torch.float64)
+    turned = rotate_images(labels[:, None].double(), angles, "nearest")
+    assert torch.equal(turned[:, 0].long(), labels.rot90(1, (1, 2)))
 
 
 def test_batches():
