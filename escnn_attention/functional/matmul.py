@@ -134,6 +134,7 @@ def grouped_linear(
     bias: Tensor | None = None,
     columns: Columns | None = None,
     side_by_side: bool | None = None,
+    by_position: bool = False,
 ) -> Tensor:
     """A linear map for every group: ``(..., s)`` and weights ``(G, *o, s)`` to ``(G, ..., *o)``.
 
@@ -149,6 +150,7 @@ def grouped_linear(
             :func:`~escnn_attention.functional.matmul.gather_columns` gives.
         side_by_side: whether the positions of the result lie side by side in memory, for ``x`` ``(B, *space, s)``; by
             default as those of ``x`` for a single group.
+        by_position: whether all groups lie side by side at each position, without gradients.
     """
     x, weight = of_one_precision(x, weight)
     bias = None if bias is None else bias.to(weight.dtype)
@@ -158,7 +160,8 @@ def grouped_linear(
         groups = len(weight) if columns is None else columns.groups
         side_by_side = groups == 1 and x.dim() > 2 and x.stride(-1) != 1 == x.stride(-2)
     if not torch.is_grad_enabled():
-        return _linear(x, weight if columns is None else gather_columns(weight, columns), bias, side_by_side)
+        map_ = weight if columns is None else gather_columns(weight, columns)
+        return _linear(x, map_, bias, side_by_side, by_position)
     return _GroupedLinear.apply(x, weight, bias, side_by_side, *(columns or (None, None, 0)))
 
 
@@ -169,11 +172,14 @@ def grouped_linears(
     bias: Tensor | None = None,
     columns: Columns | None = None,
     side_by_side: bool | None = None,
+    by_position: bool = False,
 ) -> Sequence[Tensor]:
     """:func:`grouped_linear` in so many parts, each of as many groups ``(G', ..., *o)``.
 
     On the CPU parts of many numbers are a product each, so that their gradients need not be copied into one tensor.
     """
+    if by_position:
+        return apart(grouped_linear(x, weight, bias, columns, side_by_side, by_position), parts)
     rows = math.prod(x.shape[:-1])  # in programs it may be any number
     outputs = math.prod(weight.shape[:-1]) if columns is None else weight.shape[0] * len(columns.seen)
     one_group = columns is not None and columns.groups == parts  # A single group would have its poses inside.
@@ -251,7 +257,9 @@ def _columns(y: Tensor, last: int) -> Tensor:
     return y.flatten(1, 1 + last).flatten(2)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool = False) -> Tensor:
+def _linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool = False, by_position: bool = False
+) -> Tensor:
     shape, weight = weight.shape, weight.flatten(1, -2)
     groups, outputs, inputs = weight.shape
     if side_by_side:
@@ -267,11 +275,13 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool =
     rows = x.reshape(-1, inputs)  # of other shapes torch adds the bias in an operation of its own
     if bias is not None:
         bias = bias.expand(-1, *shape[1:-1]).reshape(-1, 1, outputs)
-    if _in_one(weight, rows.shape[0]):
+        if by_position:  # An addition behind the product would go over memory in pieces.
+            bias = F.pad(bias, (0, 0, 0, 0, 0, groups - len(bias)))
+    if by_position or _in_one(weight, rows.shape[0]):
         of_all = bias is not None and len(bias) == groups
         y = F.linear(rows, weight.view(-1, inputs), bias.flatten() if bias is not None and of_all else None)
-        y = y.view(-1, groups, outputs).transpose(0, 1)
-        y, bias = y.contiguous() if y.device.type == "cpu" else y, None if of_all else bias
+        y, bias = y.view(-1, groups, outputs).transpose(0, 1), None if of_all else bias
+        y = y if by_position or y.device.type != "cpu" else y.contiguous()
     else:
         y = torch.bmm(rows.expand(groups, -1, -1), weight.transpose(1, 2))
     if bias is not None:
@@ -285,7 +295,7 @@ def _linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None, side_by_si
         map_, columns = weight.flatten(0, 1).T.expand(lead[0], -1, -1), _columns(y, last)
         x = torch.bmm(map_, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), map_, columns)
         return x.unflatten(2, lead[1:]).movedim(1, -1)
-    if _in_one(weight, math.prod(lead)):
+    if _in_one(weight, math.prod(lead)) or y.movedim(0, len(lead)).is_contiguous():
         x = F.linear(_rows_of_all(y, len(lead)), weight.flatten(0, 1).T, bias)
     else:
         rows = y.reshape(len(weight), -1, weight.shape[1])

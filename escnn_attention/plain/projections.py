@@ -240,19 +240,22 @@ class ToPoses(Versioned):
     def forward(self, x: Tensor) -> Tensor:
         return self.in_parts(x, 1)[0]
 
-    def in_parts(self, x: Tensor, parts: int, side_by_side: bool | None = None) -> Sequence[Tensor]:
-        """The output in so many parts of groups, with the positions side by side in memory where that is asked for."""
+    def in_parts(
+        self, x: Tensor, parts: int, side_by_side: bool | None = None, by_position: bool = False
+    ) -> Sequence[Tensor]:
+        """The output in so many parts of groups; positions side by side in memory, or all groups at each, if asked."""
         fields = len(self.weight) // self.groups
         bias = _by_group(self.bias, fields, self.last_bias)  # every pose has that of its field
         if self.frames is None:
             of_poses = x.unflatten(-1, (-1, self.order)).transpose(-1, -2)
             weight = self.weight.unflatten(0, (self.groups, fields))
             return apart(grouped_linear(of_poses, weight, None if bias is None else bias.squeeze(1)), parts)
-        if self.irreps is not None and self.irreps.pays(x, self.weight, math.prod(x.shape[:-1]), side_by_side):
+        in_place = side_by_side or by_position
+        if self.irreps is not None and self.irreps.pays(x, self.weight, math.prod(x.shape[:-1]), in_place):
             return apart(self.irreps.to_poses(x, self.weight, bias), parts, side_by_side)
         weight, columns = self.frames.map(self.weight, self.groups)
         if self.groups > 1:
-            return grouped_linears(parts, x, weight, bias, columns, side_by_side)
+            return grouped_linears(parts, x, weight, bias, columns, side_by_side, by_position)
         return [grouped_linear(x, weight, None if bias is None else bias.transpose(1, 2), columns).transpose(-1, -2)]
 
 
@@ -321,11 +324,14 @@ class Scalars(Versioned):
     def forward(self, x: Tensor) -> Tensor:
         return self.in_parts(x, 1)[0]
 
-    def in_parts(self, x: Tensor, parts: int, side_by_side: bool | None = None) -> Sequence[Tensor]:
+    def in_parts(
+        self, x: Tensor, parts: int, side_by_side: bool | None = None, by_position: bool = False
+    ) -> Sequence[Tensor]:
         """The output in so many parts, each of as many groups."""
         fields = len(self.weight) // self.groups
         weight = self.weight.view(self.groups, 1, fields, -1)
-        return grouped_linears(parts, x, weight, _by_group(self.bias, fields, self.last_bias), None, side_by_side)
+        bias = _by_group(self.bias, fields, self.last_bias)
+        return grouped_linears(parts, x, weight, bias, None, side_by_side, by_position)
 
 
 @dataclass(frozen=True, eq=False)
@@ -462,9 +468,12 @@ class HeadModule(ScoredHeads):
         """The encoding, or its mean over the elements of a coset, where these are the poses."""
         return self.encoding if self.stabilizer is None else OverStabilizer(self.encoding, self.stabilizer)
 
-    def to_heads(self, x: Tensor, side_by_side: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def to_heads(
+        self, x: Tensor, side_by_side: bool = False, by_position: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values ``(M, B, N, P, C)`` of ``(B, *space, in)``; with registers, if there are any."""
-        made = self.project_in.in_parts(x.flatten(1, -2), len(self.needs.fields), side_by_side)  # M, B, N, P, C of each
+        x = x.flatten(1, -2)
+        made = self.project_in.in_parts(x, len(self.needs.fields), side_by_side, by_position)  # M, B, N, P, C of each
         fields = dict(zip(self.needs.fields, made, strict=True))
         values = fields["values"]
         # Queries that nobody reads only say how many there are.
@@ -477,4 +486,4 @@ class HeadModule(ScoredHeads):
 
 def in_one_pose(*vectors: Tensor) -> list[Tensor]:
     """The channels of all poses as those of a single one, whose score is the sum of theirs."""
-    return [v.flatten(-2).unsqueeze(-2) for v in vectors]
+    return [v.reshape(*v.shape[:3], 1, math.prod(v.shape[3:])) for v in vectors]

@@ -14,6 +14,7 @@ from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.base import Needs
 from escnn_attention.encodings.bias import FromAllPoses, positional_bias
 from escnn_attention.functional import ON_GRIDS, GridCall, KeyMode, PositionalBias, QueryMode, probabilities
+from escnn_attention.functional.grid import native
 from escnn_attention.functional.grid.triton import tiled
 from escnn_attention.geometry.grid import Grid, kept_grid
 from escnn_attention.geometry.grid_pair import GridPair
@@ -211,7 +212,10 @@ class SelfAttention(HeadModule):
             half = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
             dtype = torch.get_autocast_dtype(x.device.type) if half else x.dtype
             side_by_side = not tiled(positions.complete, self.channels, dtype)
-        q, k, v = self.to_heads(x.unsqueeze(-1).flatten(2).transpose(1, 2), side_by_side=side_by_side)
+        content = self.shared_scores and self.encoding.form is None and positions.complete
+        by_position = content and native.fuses(self.channels * len(self.inverse_action))
+        rows = x.unsqueeze(-1).flatten(2).transpose(1, 2)
+        q, k, v = self.to_heads(rows, side_by_side=side_by_side, by_position=by_position)
         # One query without a pose contributes to every output pose, whichever of its poses would.
         query: QueryMode = "all" if self.lifts else self.query
         keys: KeyMode = "all" if self.lifts else self.keys

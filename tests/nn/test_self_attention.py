@@ -28,6 +28,7 @@ from escnn_attention import (
     sequence_space,
 )
 from escnn_attention.functional import ON_GRIDS
+from escnn_attention.functional.grid import native
 from escnn_attention.functional.grid.native import why_not_built
 from escnn_attention.groups.fibers import fibers
 from tests import spaces
@@ -283,6 +284,9 @@ def test_shared_scores_are_the_formula(encoding, size):
             layer.plain.backend = backend
             torch.testing.assert_close(layer(x).tensor, y)
         torch.testing.assert_close(layer.export()(x.tensor), y)
+        with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "_FUSED_CHANNELS", 1)
+            torch.testing.assert_close(layer.export()(x.tensor), y)
         maps = layer.attention_maps(x, [(1, 1)], [0, 3])
         assert maps.shape == (2, 2, 2, 1, 1, 1, 3, 4)  # the scores of one pose, for all
         torch.testing.assert_close(maps[:, :, 0, 0, 0, 0].flatten(2), p[:, :, 5].transpose(0, 1))

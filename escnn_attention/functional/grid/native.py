@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.exporting.packaged import PackagedLoop
+from escnn_attention.functional.autograd import exactly, needs_operators
 from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.grid.kernel import (
     Arguments,
@@ -43,6 +44,8 @@ _PARTS = 8
 
 
 _QUERY_GROUP = 4  # How many query poses share the loads of a key.
+
+_FUSED_CHANNELS = 16  # Of so many PyTorch's fused attention takes less time.
 
 
 class LoopArguments(NamedTuple):
@@ -141,14 +144,33 @@ def attention(call: GridCall) -> Tensor:
     return _loop(call, chunk)
 
 
+def fuses(channels: int) -> bool:
+    """Whether PyTorch's fused attention takes less time than the loop, where all queries see the same.
+
+    It takes more for narrow heads. Gradients, with their derivatives and for scores of any size, are those of the loop.
+    """
+    return channels >= _FUSED_CHANNELS and not torch.is_grad_enabled()
+
+
 def _without_bias(call: GridCall, chunk: int) -> Tensor:
-    """Queries that all see the same, in whole groups, and once for all output poses."""
+    """Queries that all see the same, once for all output poses; in whole groups where the loop takes them."""
     q, number = call.q.flatten(2, 3), math.prod(call.q.shape[2:4])
+    if fuses(q.shape[-1]) and not call.dropout and not needs_operators(q, call.k, call.v):
+        exact = torch.promote_types(q.dtype, torch.float32)
+        # Images in front of the heads: so each position has its heads side by side in memory.
+        q, k, v = (t.transpose(0, 1).to(exact) for t in (q, call.k.flatten(2, 3), call.v.flatten(2, 3)))
+        with exactly("cpu"):
+            out = F.scaled_dot_product_attention(q, k, v).to(call.v.dtype)
+        return _of_poses(out.transpose(0, 1).unflatten(2, call.q.shape[2:4]), call)
     if not isinstance(number, int) or number % _QUERY_GROUP:  # Padding copies, also by nothing.
         q = F.pad(q, (0, 0, 0, -number % _QUERY_GROUP))
     q = q.unflatten(2, (-1, _QUERY_GROUP))
     out = _loop(replace(call, q=q, bias=PositionalBias(_QUERY_GROUP), query="own"), chunk)
-    out = out.flatten(2, 3)[:, :, :number].unflatten(2, call.q.shape[2:4])
+    return _of_poses(out.flatten(2, 3)[:, :, :number].unflatten(2, call.q.shape[2:4]), call)
+
+
+def _of_poses(out: Tensor, call: GridCall) -> Tensor:
+    """What the output poses have of what the query poses have."""
     return out if call.query == "own" else out.sum(3, keepdim=True).expand(-1, -1, -1, call.bias.num_poses, -1)
 
 

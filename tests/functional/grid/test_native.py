@@ -185,6 +185,27 @@ def test_any_number_of_threads_gives_the_same_bits(query, window, kinds):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize(("channels", "fused"), [(16, True), (15, False)])
+def test_wide_heads_without_gradients_are_fused_in_any_number_of_threads(monkeypatch, query, channels, fused):
+    arguments = (*case(3, 4, 3, (3, 37), Window(), set(), channels=channels, heads=1, batch=1), query)
+    expected, seen, whole = outputs_and_gradients("reference", *arguments), [], native.F.scaled_dot_product_attention
+    monkeypatch.setattr(native.F, "scaled_dot_product_attention", lambda *x: seen.append(1) or whole(*x))
+    assert_same(outputs_and_gradients("native", *arguments), expected)
+    assert not seen  # gradients are those of the loop
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            with torch.no_grad():
+                found.append(attention(*arguments[0], *arguments[1:3], query=query, backend="native"))
+    finally:
+        torch.set_num_threads(before)
+    assert len(seen) == (2 if fused else 0)
+    assert_same(found[:1], expected[:1])
+    assert torch.equal(*found)
+
+
 def test_is_one_node_for_compilers():
     (q, k, v), grid, terms = case(2, 2, 2, (4, 5), Window(3), {"spatial", "pose"})
 
