@@ -95,11 +95,7 @@ class EquivariantClassifier(PretrainedMixin, Classifier):
         return InvariantLogits(self, self.in_type, self.num_classes)
 
     def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode, from images ``(B, in_type.size, *space)`` to logits.
-
-        It gives the same values in the precision and on the device of the network, and needs no escnn, neither to run
-        nor to be loaded.
-        """
+        """A copy as a plain torch module in eval mode, from images ``(B, in_type.size, *space)`` to logits."""
         self.eval()
         stages = OrderedDict((name, exported(cast(EquivariantModule, stage))) for name, stage in self.stages.items())
         return Classifier(torch.nn.Sequential(stages), self.order, copy.deepcopy(self.head)).eval()
@@ -151,7 +147,6 @@ class InvariantLogits(EquivariantModule):
         return GeometricTensor(logits[(..., *[None] * self.in_type.gspace.dimensionality)], self.out_type)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape: a single position."""
         return (input_shape[0], self.out_type.size, *[1] * self.in_type.gspace.dimensionality)
 
 
@@ -219,6 +214,5 @@ class PositionSum(PlainModule):
         super().__init__(check_type("in_type", in_type), in_type, PlainPositionSum())
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape: a single position."""
         batch, channels, *space = check_shape(input_shape, self.in_type, type(self).__name__)
         return (batch, channels, *(1 for _ in space))

@@ -118,8 +118,7 @@ class CloudNetwork(PretrainedMixin, PointForward):
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode.
 
-        It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None, edge_attr=None)`` to the output,
-        gives the same values and needs no escnn, neither to run nor to be loaded.
+        It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None, edge_attr=None)`` to the output.
         """
         self.eval()
         return PointNetwork(

@@ -353,13 +353,11 @@ class ResidualBlock(GridModule):
         return self.shortcut(x) + self.branch(x)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape."""
         if self.halve and self.padding_mode == "circular" and any(n % 2 for n in input_shape[2:]):
             raise ValueError(f"input: got a torus of {tuple(input_shape[2:])}, needed even sides, which can be halved")
         return tuple(self.branch.evaluate_output_shape(input_shape))
 
     def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``."""
         return exported_parts(self, PlainResidualBlock)
 
     def extra_repr(self) -> str:
@@ -379,10 +377,7 @@ class DenseBlock(GridModule):
         in_type: the type of the input: regular fields.
         growth: the number of regular fields that the block adds.
         kernel_size: the odd width of the kernel.
-        attention: where the convolution attends; see :class:`GroupCNN`.
-        hidden: the number of hidden fields of channel attention, rounded to an integer ratio. Only with channel
-            attention.
-        attention_size, attention_dilation: of the kernel of spatial attention. Only with that.
+        attention, hidden, attention_size: as of :class:`ResidualBlock`, with an ``attention_dilation``.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, in_type.size + growth * |H|, *(n - kernel_size + 1 for n in space))``.
@@ -445,10 +440,8 @@ class DenseBlock(GridModule):
         return tensor_directsum([self.branch(x), self.crop(x)])
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape."""
         batch, _, *space = self.crop.evaluate_output_shape(input_shape)
         return (batch, self.out_type.size, *space)
 
     def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``."""
         return exported_parts(self, PlainDenseBlock)

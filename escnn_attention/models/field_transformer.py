@@ -308,8 +308,7 @@ class FieldTransformer(PretrainedMixin, GridModule):
         """A copy as a plain torch module in eval mode.
 
         It maps ``(x, memory=None, condition=None, mask=None, memory_key_padding_mask=None, memory_coords=None,
-        memory_batch=None)``, tensors, to the tensor of the output, gives the same values and needs no escnn, neither to
-        run nor to be loaded.
+        memory_batch=None)``, tensors, to the tensor of the output.
         """
         return exported_parts(self, PlainFieldTransformer)
 

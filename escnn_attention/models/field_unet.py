@@ -228,7 +228,6 @@ class FieldUNet(PretrainedMixin, GridModule):
         return [GeometricTensor(t, fields) for t, fields in zip(y, self._types, strict=True)]
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape, with the same grid."""
         shape = super().evaluate_output_shape(input_shape)
         on_levels = shape if self.embedding is None else self.embedding.evaluate_output_shape(input_shape)
         space, least = on_levels[2:], 2 ** (len(self._types) - 1)
@@ -245,8 +244,5 @@ class FieldUNet(PretrainedMixin, GridModule):
         return shape
 
     def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``.
-
-        It gives the same values and needs no escnn, neither to run nor to be loaded.
-        """
+        """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``."""
         return exported_parts(self, UNet)

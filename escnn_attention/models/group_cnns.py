@@ -244,9 +244,8 @@ class AllCNNC(_PublishedNetwork):
         >>> network(torch.randn(2, 3, 16, 16)).shape
         torch.Size([2, 10])
 
-    Source: Springenberg et al., "Striving for Simplicity: The All Convolutional Net", 2014; Cohen and Welling, "Group
-    Equivariant Convolutional Networks", ICML 2016; Romero et al., "Attentive Group Equivariant Convolutional Networks",
-    ICML 2020, Section 4.2, Appendices B.3.1 and C, with the details of the published implementation.
+    Source: Springenberg et al., "Striving for Simplicity: The All Convolutional Net", 2014; Romero et al., ICML 2020,
+    as of :class:`GroupCNN`, Section 4.2, Appendices B.3.1 and C.
     """
 
     gain = 0.035
@@ -307,11 +306,8 @@ class ResNet44(_PublishedNetwork):
         width: the number of regular fields in each stage; by default :math:`(32, 64, 128) / \sqrt{|H|}`, rounded, which
             is (11, 23, 45) for p4m, as published.
         blocks: the number of blocks in every stage.
-        attention: the attention of the convolutions, with those of shortcuts and the last one; see :class:`GroupCNN`.
-            In the paper None and ``"features"``.
-        hidden: the number of hidden fields of channel attention, rounded to an integer ratio. Only with channel
-            attention.
-        attention_size: the odd width of the kernels of spatial attention. Only with that.
+        attention: the attention of all convolutions; see :class:`GroupCNN`. In the paper None and ``"features"``.
+        hidden, attention_size: as of :class:`ResidualBlock`.
 
     Example:
         >>> import torch
@@ -321,9 +317,8 @@ class ResNet44(_PublishedNetwork):
         >>> network(torch.randn(2, 3, 16, 16)).shape
         torch.Size([2, 10])
 
-    Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016; Cohen and Welling, "Group Equivariant
-    Convolutional Networks", ICML 2016; Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML 2020,
-    Section 4.2, Appendices B.3.2 and C, with the details of the published implementation.
+    Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016; Romero et al., ICML 2020, as of
+    :class:`GroupCNN`, Section 4.2, Appendices B.3.2 and C.
     """
 
     gain = math.sqrt(2)
@@ -416,9 +411,8 @@ class GroupDenseNet(_PublishedNetwork):
         >>> network(torch.randn(2, 3, 24, 24)).shape
         torch.Size([2, 2])
 
-    Source: Veeling et al., "Rotation Equivariant CNNs for Digital Pathology", MICCAI 2018; Romero et al., "Attentive
-    Group Equivariant Convolutional Networks", ICML 2020, Section 4.3 and Appendix B.4, with the details of the
-    published implementation.
+    Source: Veeling et al., "Rotation Equivariant CNNs for Digital Pathology", MICCAI 2018; Romero et al., ICML 2020, as
+    of :class:`GroupCNN`, Section 4.3 and Appendix B.4.
     """
 
     gain = math.sqrt(2)

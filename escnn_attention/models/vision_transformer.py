@@ -189,9 +189,6 @@ class VisionTransformer(PretrainedMixin, PlainVisionTransformer):
         """The features of all tokens behind the last norm, ``(B, 1 + registers + N, fields · |H|)``.
 
         First that of the class, where there is one, then the registers, then the patches row by row.
-
-        Args:
-            input: as in :meth:`forward`.
         """
         return super().tokens(input)  # type: ignore[arg-type]
 
@@ -209,11 +206,7 @@ class VisionTransformer(PretrainedMixin, PlainVisionTransformer):
         return InvariantLogits(self, self.in_type, self.num_classes or self.plain_type.size)
 
     def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode, from images ``(B, in_channels, *space)`` to logits.
-
-        It gives the same values in the precision and on the device of the network, and needs no escnn, neither to run
-        nor to be loaded.
-        """
+        """A copy as a plain torch module in eval mode, from images ``(B, in_channels, *space)`` to logits."""
         return exported_parts(self, PlainVisionTransformer)
 
 

@@ -15,7 +15,6 @@ from escnn_attention.nn.dilation import (
 from escnn_attention.nn.embeddings import PatchDecoder, PatchEmbedding, PositionEmbedding, PositionTable
 from escnn_attention.nn.frame_lift import FrameLift
 from escnn_attention.nn.invariants import AttentionPool, PointAttentionPool, PowerSpectrum
-from escnn_attention.nn.kernels import complete_basis, fit_kernel
 from escnn_attention.nn.norms import FieldBatchNorm, FieldLayerNorm
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
 from escnn_attention.nn.point_lift import LiftAverage, PointLift
@@ -74,7 +73,5 @@ __all__ = [
     "TimestepEmbedding",
     "TransformerBlock",
     "attention_from_convolution",
-    "complete_basis",
-    "fit_kernel",
     "summary",
 ]

@@ -153,9 +153,6 @@ class FeatureAttention(PlainModule):
     def attention_maps(self, input: GeometricTensor) -> AttentionMaps:
         """The maps, between 0 and 1; with ``residual``, features are suppressed where they are large.
 
-        Args:
-            input: features of type ``in_type``.
-
         Returns:
             ``channel``, of shape ``(B, fields, poses)``, and ``spatial``, ``(B, poses, *space)``, each None where it is
             off. There is one pose on trivial fields.
@@ -235,14 +232,7 @@ class PoseAttention(PlainModule):
         super().__init__(in_type, in_type, PlainPoseAttention(poses, weight, residual))
 
     def attention_maps(self, input: GeometricTensor) -> Tensor:
-        """The maps, between 0 and 1; with ``residual``, features are suppressed where they are large.
-
-        Args:
-            input: features of type ``in_type``.
-
-        Returns:
-            ``(B, poses, *space)``, with one pose on trivial fields.
-        """
+        """The maps ``(B, poses, *space)``, of one pose on scalars: see :meth:`FeatureAttention.attention_maps`."""
         return self.plain.attention_maps(check_input(input, self.in_type, self).tensor)
 
     def extra_repr(self) -> str:
@@ -399,7 +389,6 @@ class AttentiveConv(PlainModule):
         self.attention_size = attention_size
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape."""
         batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
         stride, padding, dilation, _, circular = self.plain.geometry
         reach, shape = dilation * (self.kernel_size - 1), "×".join(map(str, space))
@@ -413,10 +402,7 @@ class AttentiveConv(PlainModule):
         return (batch, self.out_type.size, *((n + 2 * padding - reach - 1) // stride + 1 for n in space))
 
     def attention_maps(self, input: GeometricTensor) -> AttentionMaps:
-        """The maps, between 0 and 1; with ``residual``, features are suppressed where they are large.
-
-        Args:
-            input: features of type ``in_type``.
+        """The maps, between 0 and 1; with ``residual``, responses are suppressed where they are large.
 
         Returns:
             ``channel``, of shape ``(B, out_fields, out_poses, in_fields, in_poses)``, and ``spatial``, of shape

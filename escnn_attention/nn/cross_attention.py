@@ -317,10 +317,7 @@ class GroupCrossAttention(GridModule):
         return (9, size) if dimension and self.is_for_points else (2, size, *[4] * dimension)
 
     def random_keys(self, x: GeometricTensor) -> dict[str, Any]:
-        """Random ``keys`` for queries like ``x``, and ``values`` and a ``key_batch`` where the layer needs them.
-
-        They are on a grid or sequence, or at points for a layer between points.
-        """
+        """Random ``keys`` for queries like ``x``, and ``values`` and a ``key_batch`` where the layer needs them."""
         keys, batch = self.random_set(self.key_type, x)
         found = {"keys": keys} if batch is None else {"keys": keys, "key_batch": batch}
         if self.value_type != self.key_type:
@@ -348,11 +345,10 @@ class GroupCrossAttention(GridModule):
         return near or places.relation.period is not None
 
     def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode.
+        """A copy as a plain torch module in eval mode: see :meth:`GroupSelfAttention.export`.
 
         It maps ``(queries, keys, values=None, key_padding_mask=None, query_coords=None, key_coords=None,
-        query_batch=None, key_batch=None, edge_index=None)``, tensors, to the tensor of the output, gives the same
-        values and needs no escnn, neither to run nor to be loaded.
+        query_batch=None, key_batch=None, edge_index=None)``, tensors, to the tensor of the output.
         """
         self.eval()
         return copy.deepcopy(self.plain).eval()

@@ -152,19 +152,11 @@ class PerScale(GridModule):
         self.count = scales.count
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
-        """Apply the module to every scale.
-
-        Args:
-            input: features of type ``in_type`` on a grid.
-
-        Returns:
-            features of type ``out_type``.
-        """
+        """Apply the module to every scale."""
         x = check_input(input, self.in_type, self)
         return GeometricTensor(on_tensors(self, PlainPerScale.forward, x.tensor), self.out_type)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape."""
         batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
         shape: Sequence[int] = self.module.evaluate_output_shape((batch, self.module.in_type.size, *space))
         return (batch, self.out_type.size, *shape[2:])
@@ -453,8 +445,7 @@ class DilationLiftingSelfAttention(DilationSelfAttention):
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> scales = Scales(base=2, count=3)
-        >>> image = nn.FieldType(g, [g.trivial_repr])
-        >>> hidden = scales.repeat(nn.FieldType(g, 2 * [g.regular_repr]))
+        >>> image, hidden = nn.FieldType(g, [g.trivial_repr]), scales.repeat(nn.FieldType(g, 2 * [g.regular_repr]))
         >>> layer = DilationLiftingSelfAttention(image, hidden, scales, kernel_size=3)
         >>> layer(image(torch.randn(1, 1, 9, 9))).shape
         torch.Size([1, 24, 9, 9])

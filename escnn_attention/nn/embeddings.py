@@ -70,7 +70,6 @@ class PatchEmbedding(PlainModule):
         )
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape."""
         batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
         self.plain.check_space(space)
         return (batch, self.out_type.size, *(n // self.plain.size for n in space))
@@ -120,7 +119,6 @@ class PatchDecoder(PlainModule):
         super().__init__(in_type, out_type, PlainPatchDecoder(*_patches(in_type, out_type, size, 1)))
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape."""
         batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
         return (batch, self.out_type.size, *(n * self.plain.size for n in space))
 
@@ -296,9 +294,6 @@ class PositionEmbedding(PlainModule):
             input: features of type ``in_type``, on a grid or at points.
             batch: ``(N,)``, at points the number of the cloud of each; None for a single cloud.
             mask: ``(N,)``, at points: False for those that are not there, which are left out of the mean and zero.
-
-        Raises:
-            ValueError: another gspace or type, or a ``batch`` or ``mask`` for a grid, or of another shape.
         """
         x = check_field(input, self.in_type, self)
         for name, value in (("batch", batch), ("mask", mask)):

@@ -136,7 +136,6 @@ class FrameLift(PlainModule):
 
     @torch.no_grad()
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape; the network is evaluated on one input of zeros."""
         batch, *shape = check_shape(input_shape, self.in_type, type(self).__name__)
         like = next(self.plain.parameters(), torch.empty(0))
         training = self.training

@@ -78,7 +78,7 @@ class AttentionPool(MaskedModule):
         super().__init__(in_type, FieldType(in_type.gspace, tokens * out * [in_type.gspace.trivial_repr]), plain)
 
     def attention_maps(self, input: GeometricTensor, mask: Tensor | None = None) -> Tensor:
-        r"""The attention maps of the tokens.
+        """The attention maps of the tokens.
 
         Args:
             input: features of type ``in_type``.
@@ -87,20 +87,11 @@ class AttentionPool(MaskedModule):
         Returns:
             Probabilities of shape ``(B, num_heads, tokens, poses, *space)``. Each map sums to 1 over the poses and the
             space.
-
-        Example:
-            >>> import torch
-            >>> from escnn_attention import AttentionPool
-            >>> from escnn import gspaces, nn
-            >>> fields = nn.FieldType(gspaces.rot2dOnR2(4), 2 * [gspaces.rot2dOnR2(4).regular_repr])
-            >>> AttentionPool(fields, 10, num_heads=2).attention_maps(fields(torch.randn(3, 8, 7, 7))).shape
-            torch.Size([3, 2, 1, 4, 7, 7])
         """
         x = check_input(input, self.in_type, self)
         return self.plain.attention_maps(x.tensor, None if mask is None else check_mask(mask, x.tensor))
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape: a single position."""
         batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
         return (batch, self.out_type.size, *(1 for _ in space))
 
@@ -112,20 +103,8 @@ class PointAttentionPool(torch.nn.Module):
         y_t = W \Big( \sum_{i, \hat h} \mathrm{softmax}_{(i, \hat h)}\big( \langle q_t, k_i(\hat h) \rangle / \sqrt C
             + \log\mu_i \big)\, v_i(\hat h) \Big)_{\text{heads}} + b
 
-    with keys and values as in :class:`PointSelfAttention`. It is :class:`AttentionPool` between points: a pooling that
-    selects, instead of a mean over points and poses. Positions enter only through the features.
-
-    Args:
-        in_type: the type of the input: any fields.
-        out: the number of invariants of each token.
-        num_heads: the number M of heads.
-        head_fields: the number C of regular fields of a head.
-        tokens: the number of tokens.
-        samples: which elements stand for a continuous fiber group; None where it is finite.
-
-    Attributes:
-        in_type: the type of the input.
-        plain: the torch module that does the work on tensors.
+    with keys and values as in :class:`PointSelfAttention`. It is :class:`AttentionPool` between points, with the same
+    arguments: a pooling that selects, instead of a mean. Positions enter only through the features.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(B, tokens * out)`` for B clouds: a tensor.
@@ -170,16 +149,10 @@ class PointAttentionPool(torch.nn.Module):
         """Apply the tokens to features at points.
 
         Args:
-            x: features ``(N, in_type.size)`` of type ``in_type`` with ``coords`` ``(N, d)``.
-            batch: ``(N,)``, the number of the cloud of each point; None for a single cloud.
-            mask: ``(N,)``, False for points that are not there, whatever they hold.
-            measure: ``(N,)``, the positive measure of each point: one of measure 2 counts as two points.
+            x, batch, mask, measure: as in :meth:`PointSelfAttention.forward`.
 
         Returns:
             invariants ``(B, tokens * out)``.
-
-        Raises:
-            TypeError, ValueError: as :meth:`PointSelfAttention.forward`; a cloud without points.
         """
         x = check_points(x, self.in_type, self)
         kept(check_cloud, x.coords, None, batch, mask, measure)
@@ -187,11 +160,7 @@ class PointAttentionPool(torch.nn.Module):
         return y
 
     def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode.
-
-        It maps ``(x, coords, batch=None, mask=None, measure=None)`` to invariants, gives the same values and needs no
-        escnn, neither to run nor to be loaded.
-        """
+        """A copy as a plain torch module in eval mode, of ``(x, coords, batch=None, mask=None, measure=None)``."""
         self.eval()
         return copy.deepcopy(self.plain).eval()
 

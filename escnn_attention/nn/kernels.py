@@ -4,151 +4,37 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypedDict
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import FieldType, R2Conv, R3Conv
-from torch import Tensor
 
-from escnn_attention._checks import check_int, check_option
+from escnn_attention._checks import check_option
 from escnn_attention.groups.fibers import fibers, is_regular, is_signed_permutation
 from escnn_attention.plain.attentive import PoseKernel
 
 BasisKind = Literal["auto", "complete", "bandlimited"]
 
 
-class BasisOptions(TypedDict):
-    """The arguments of escnn's convolutions that choose their basis."""
-
-    rings: list[float]
-    sigma: float
-    frequencies_cutoff: Callable[[float], float]
-
-
-def complete_basis(kernel_size: int, *, dilation: int = 1, dimensions: int = 2) -> BasisOptions:
+def complete_basis(kernel_size: int, dimensions: int) -> dict[str, Any]:
     r"""The arguments with which escnn's ``R2Conv`` and ``R3Conv`` hold every equivariant kernel of a size.
 
     By default escnn limits the angular frequencies: of the 36 weights of a 3×3 kernel between regular fields of C4 it
     has 24. Here the rings are all the distinct radii r of the grid, of width :math:`\sigma = 0.4`, with frequencies up
-    to :math:`2r + 1` in the plane and :math:`3r + 1` in space, in units of the step between the points of the kernel.
-    For the groups that map the grid onto itself the basis spans all their discrete kernels, at every size from 1 to 7
-    in the plane and from 1 to 4 in space. It is overcomplete: there are more weights than dimensions.
-
-    For other groups, C8 for instance, high frequencies alias: the elements that take the grid between its points hold
-    less exactly than with escnn's defaults.
-
-    Args:
-        kernel_size: the width of the kernel.
-        dilation: of the convolution.
-        dimensions: of the grid, 2 or 3.
-
-    Returns:
-        keyword arguments of ``R2Conv`` or ``R3Conv``: ``rings``, ``sigma`` and ``frequencies_cutoff``.
-
-    Raises:
-        TypeError, ValueError: an argument is not a positive integer, or ``dimensions`` is neither 2 nor 3.
-
-    Example:
-        >>> from escnn_attention import complete_basis
-        >>> from escnn import gspaces, nn
-        >>> g = gspaces.rot2dOnR2(4)
-        >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
-        >>> convolution = nn.R2Conv(fields, fields, kernel_size=3, **complete_basis(3))
+    to :math:`2r + 1` in the plane and :math:`3r + 1` in space. For groups that map the grid onto itself the basis spans
+    all kernels of sizes from 1 to 7 in the plane and to 4 in space. For others, C8 for instance, high frequencies
+    alias: elements that take the grid between its points hold less exactly than with escnn's defaults.
     """
-    check_int("kernel_size", kernel_size)
-    check_int("dilation", dilation)
-    if check_int("dimensions", dimensions) not in (2, 3):
-        raise ValueError(f"dimensions: got {dimensions}, needed 2 or 3")
     squares = np.unique(np.square(_places(kernel_size, dimensions)).sum(1).round(6))
     # Rounded down: escnn takes no ring beyond the corner of the grid, not even by a rounding error.
     return {
-        "rings": [dilation * math.floor(math.sqrt(r) * 1e6) / 1e6 for r in squares],
-        "sigma": 0.4 * dilation,
-        "frequencies_cutoff": lambda radius: dimensions * radius / dilation + 1,
+        "rings": [math.floor(math.sqrt(r) * 1e6) / 1e6 for r in squares],
+        "sigma": 0.4,
+        "frequencies_cutoff": lambda radius: dimensions * radius + 1,
     }
-
-
-@torch.no_grad()
-def fit_kernel(convolution: R2Conv | R3Conv, kernel: Tensor, *, tolerance: float = 1e-4) -> float:
-    r"""Set the weights of a convolution of escnn such that its filter is a given kernel.
-
-    The weights are the least-squares solution of least norm, :math:`\min_w \|\sum_b w_b K_b - K\|`, block by block of
-    one input and one output field. The bias is left alone.
-
-    Args:
-        convolution: whose basis spans the kernel; see :func:`complete_basis`.
-        kernel: ``(out_type.size, in_type.size / groups, *kernel)``, any floating-point tensor.
-        tolerance: the largest distance of the filter from the kernel, relative to the norm of the kernel.
-
-    Returns:
-        that distance. escnn's bases are in single precision, so that about 1e-6 is as good as it gets.
-
-    Raises:
-        ValueError: the kernel has another shape, or is not in the span of the basis. The weights are then unchanged.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention import complete_basis, fit_kernel
-        >>> from escnn import gspaces, nn
-        >>> g = gspaces.rot2dOnR2(4)
-        >>> image, fields = nn.FieldType(g, [g.trivial_repr]), nn.FieldType(g, [g.regular_repr])
-        >>> convolution = nn.R2Conv(image, fields, kernel_size=3, **complete_basis(3))
-        >>> psi = torch.randn(3, 3)
-        >>> kernel = torch.stack([torch.rot90(psi, i) for i in range(4)]).unsqueeze(1)
-        >>> fit_kernel(convolution, kernel) < 1e-5
-        True
-    """
-    if not isinstance(convolution, (R2Conv, R3Conv)):
-        raise TypeError(f"convolution: got {type(convolution).__name__}, needed an R2Conv or R3Conv")
-    expansion, weights = convolution.basisexpansion, convolution.weights
-    in_type = convolution.in_type.index_select(list(range(len(convolution.in_type) // convolution.groups)))
-    shape = (convolution.out_type.size, in_type.size, *[convolution.kernel_size] * convolution.d)
-    if not isinstance(kernel, Tensor) or not kernel.is_floating_point() or tuple(kernel.shape) != shape:
-        got = tuple(kernel.shape) if isinstance(kernel, Tensor) else type(kernel).__name__
-        raise ValueError(f"kernel: got {got}, needed a floating-point tensor of shape {shape}")
-    target = kernel.detach().to(device=weights.device, dtype=torch.float64).flatten(2)
-
-    blocks: dict[tuple[int, int], list[int]] = {}
-    for i, info in enumerate(expansion.get_basis_info()):
-        blocks.setdefault((info["out_field_position"], info["in_field_position"]), []).append(i)
-    solution = torch.zeros(weights.shape, dtype=torch.float64, device=weights.device)
-    solvers: dict[tuple[Any, Any], Tensor] = {}
-    for (o, i), members in blocks.items():
-        block = (_channels(convolution.out_type, o), _channels(in_type, i))
-        pair = convolution.out_type.representations[o], in_type.representations[i]
-        key = (id(pair[0]), id(pair[1]))
-        if key not in solvers:
-            elements = _elements(expansion, weights, members)[:, block[0], block[1]].flatten(1).T
-            solvers[key] = torch.linalg.pinv(elements.double(), rtol=1e-6)
-        solution[members] = solvers[key] @ target[block].flatten()
-    got = expansion(solution.to(weights.dtype)).reshape(target.shape).double()
-    error = ((got - target).norm() / target.norm().clamp(min=torch.finfo(torch.float64).tiny)).item()
-    if not error <= tolerance:
-        raise ValueError(
-            f"kernel: the nearest filter of the basis is {error:.1e} away (relative to its norm), more than the "
-            f"tolerance {tolerance:.0e}; needed an equivariant kernel, and a basis that spans it (see complete_basis)"
-        )
-    weights.copy_(solution)
-    if not convolution.training:
-        convolution.train().eval()  # expands the filter again
-    return error
-
-
-def _channels(field_type: FieldType, field: int) -> slice:
-    return slice(field_type.fields_start[field], field_type.fields_end[field])
-
-
-def _elements(expansion: torch.nn.Module, weights: Tensor, members: Sequence[int]) -> Tensor:
-    """``(members, out, in, places)``: the elements of the basis that belong to some of the weights."""
-    ones = torch.zeros(len(members), len(weights), dtype=weights.dtype, device=weights.device)
-    ones[torch.arange(len(members)), torch.as_tensor(members)] = 1
-    return torch.stack([expansion(one).flatten(2) for one in ones])
-
-
-# ----------------------------------------------------------------------------------------------- kernels between poses
 
 
 def poses_of(name: str, field_type: FieldType, layer: str) -> int:
@@ -229,7 +115,7 @@ def pose_kernel(
     all_elements = kernel_size is None or kernel_size == 1 or fibers(gspace).preserves_square
     elements = None
     if kernel_size is not None and not (all_elements and basis != "bandlimited"):
-        options: Any = complete_basis(kernel_size, dimensions=gspace.dimensionality) if basis == "complete" else {}
+        options: Any = complete_basis(kernel_size, gspace.dimensionality) if basis == "complete" else {}
         elements = _sampled(gspace, out_poses, in_poses, kernel_size, options, orbits)
     return PoseKernel(out_fields, in_fields, orbits, elements, gain)
 

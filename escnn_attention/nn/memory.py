@@ -45,7 +45,6 @@ class CrossAttentionBranch(FieldModule):
         return y
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output, which is that of the input."""
         return self.attention.evaluate_output_shape(input_shape)
 
     def random_memory(self, memory_type: FieldType, x: GeometricTensor) -> dict[str, Any]:
@@ -54,7 +53,6 @@ class CrossAttentionBranch(FieldModule):
         return {"memory": memory} if batch is None else {"memory": memory, "memory_batch": batch}
 
     def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode."""
         return exported_parts(self, PlainCrossAttentionBranch)
 
 

@@ -51,8 +51,7 @@ class PointSelfAttention(PointLayer):
     are transformed and never resampled, so the layer is exact for every element of the fiber group, for translations,
     and for permutations of the points.
 
-    Scalar fields (atoms, masses) are the same in every pose: for trivial fields alone queries and keys have no poses,
-    and lifting costs :math:`|H|` times less.
+    Of trivial fields alone (atoms, masses) queries and keys have no poses, and lifting costs :math:`|H|` times less.
 
     Args:
         in_type: the type of the input. Any fields, over a gspace on R² or R³; or over one without a base space, for
@@ -79,10 +78,8 @@ class PointSelfAttention(PointLayer):
         bias: likewise. Keys have a bias with ``normalization="count"``, too, and in a :class:`PairKernel` where it does
             not drop out: unless that is a sum with :math:`\langle q, k \rangle`.
         encoding: the positional encoding, as in :class:`GroupSelfAttention`, or a :class:`PairKernel`.
-        relation: the argument of the encoding, a function of two points:
-            :class:`~escnn_attention.geometry.relations.Offset` (None),
-            :class:`~escnn_attention.geometry.relations.Pair`, :class:`~escnn_attention.geometry.relations.LogPolar`,
-            :class:`~escnn_attention.geometry.relations.LogMotion`, or one of your own.
+        relation: the argument of the encoding, a function of two points, :class:`Offset` (None), :class:`Pair`,
+            :class:`LogPolar`, :class:`LogMotion`, or one of your own.
         length_scale: the unit of length of the encoding, in the units of the coordinates; by default ``radius``, or 1.
             Encodings vary on lengths of about 1, so choose the distance that matters.
         edge_dim: the number of invariant features :math:`e_{ij}` of an edge from key j to query i, such as the type of
@@ -92,12 +89,11 @@ class PointSelfAttention(PointLayer):
         samples: for a continuous fiber group, its :class:`Samples` or their number; None for a finite one.
         normalization: ``"softmax"``, or ``"count"``: scores divided by the number of keys, which may be negative. In
             whole clouds, with an encoding that factorises, the cost then grows linearly with the number of points.
-        backend: ``"auto"``; ``"native"``, a compiled loop on the CPU over queries and their keys; ``"triton"``, kernels
-            over them on CUDA; ``"neighbours"``, the same by PyTorch operations on every device; ``"dense"``, PyTorch's
-            fused attention, for whole clouds with an encoding that factorises (Fourier, rotary, absolute, none),
-            without second derivatives, so that ``"auto"`` does not choose it if ``coords`` require a gradient;
-            ``"linear"``, one sum of keys and values for all points of a cloud, with ``normalization="count"`` and such
-            an encoding; ``"reference"``, the formula.
+        backend: ``"auto"``, or a name from ``escnn_attention.functional.BETWEEN_POINTS``: ``"native"`` on the CPU and
+            ``"triton"`` on CUDA, loops over queries and their keys; ``"neighbours"``, the same by PyTorch operations;
+            ``"dense"``, PyTorch's fused attention, for whole clouds with an encoding that factorises (Fourier, rotary,
+            absolute, none), without second derivatives; ``"linear"``, one sum of keys and values for all points, with
+            ``normalization="count"`` and such an encoding; ``"reference"``, the formula.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.

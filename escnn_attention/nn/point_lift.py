@@ -102,9 +102,6 @@ class PointLift(torch.nn.Module):
 
         Returns:
             the lifted points, and edges, batch, mask and measure of them: None where there were none.
-
-        Raises:
-            TypeError, ValueError: as :meth:`PointSelfAttention.forward`; lifts of another shape, or not finite.
         """
         x = check_points(x, self.in_type, self)
         kept(check_cloud, x.coords, edge_index, batch, mask, measure)
@@ -168,11 +165,7 @@ class LiftAverage(torch.nn.Module):
         self.frames = _frames(out_type)
 
     def forward(self, x: GeometricTensor) -> GeometricTensor:
-        """The mean over the lifts of each point, which lie side by side.
-
-        Raises:
-            TypeError, ValueError: ``x`` is no field of type ``in_type`` at motions, S for each point.
-        """
+        """The mean over the lifts of each point, which lie side by side."""
         x = check_points(x, self.in_type, self)
         if len(x.coords) % self.num_samples:
             raise ValueError(f"input: got {len(x.coords)} lifted points, needed {self.num_samples} for each point")

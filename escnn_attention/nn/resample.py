@@ -46,7 +46,6 @@ class Crop(PlainModule):
         self.margin, self.resizes = margin, margin > 0
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape."""
         batch, channels, *space = check_shape(input_shape, self.in_type, type(self).__name__)
         if space and min(space) <= 2 * self.margin:
             raise ValueError(
@@ -105,7 +104,6 @@ class HalvingPool(PlainModule):
     _pool: ClassVar[type[Any]] = PlainHalvingPool
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape."""
         batch, channels, *space = check_shape(input_shape, self.in_type, type(self).__name__)
         if min(space) < 2:
             raise ValueError(f"input: a grid of {'×'.join(map(str, space))} cannot be halved")

@@ -206,17 +206,12 @@ class GroupSelfAttention(MaskedModule):
         s_h(x; x') = \langle q(x),\; k(x') + \rho_x(h^{-1}\Delta) \rangle / \sqrt C, \qquad
         \mathrm{out}(x, h) = |Q(h)| \sum_{x' \in N(x)} \mathrm{softmax}_{x'}(s_h) \; v(x')
 
-    The content scores are computed once for all poses, :math:`|H|^2` times fewer than for other fields. (With rotary
-    encodings, unless ``keys="own"``, and with absolute ones, unless ``query="own"``, the term does not cancel, and the
-    poses remain.)
+    There are :math:`|H|^2` times fewer content scores than for other fields. (With rotary encodings, unless
+    ``keys="own"``, and with absolute ones, unless ``query="own"``, the term does not cancel.)
 
-    This is Eq. 16 of GSA-Nets with one correction: as printed, the encoding is evaluated at :math:`h^{-1}(\tilde
-    h^{-1}\hat h)`, which is not invariant under the group.
-
-    Equivariance is exact (to the precision of the arithmetic) under translations away from the border, and under every
-    element of H that maps the grid onto itself, about its centre. On a grid that is not square, an element that swaps
-    the sides maps features of shape (n, m) to features of shape (m, n), and the layer commutes with it; symmetries of
-    the grid itself are only the elements that preserve its shape.
+    This is Eq. 16 of GSA-Nets with the encoding at an invariant argument; as printed, it is not. Equivariance is exact
+    under translations away from the border, and under every element of H that maps the grid onto itself, about its
+    centre; one that swaps the sides maps features of shape (n, m) to features of shape (m, n).
 
     A continuous fiber group is sampled (:class:`Samples`): queries, keys and values are evaluated at :math:`h_1, \dots,
     h_S`, with quadrature weights :math:`\mu_s` whose logarithms are added to the scores, the output is the quadrature
@@ -436,7 +431,6 @@ class GroupSelfAttention(MaskedModule):
         return self.plain.attention_maps(x.tensor, flat, chosen, None if mask is None else check_mask(mask, x.tensor))
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape."""
         batch, size, *space = super().evaluate_output_shape(input_shape)
         return (batch, size, *self.plain.resampling.shape(space))
 

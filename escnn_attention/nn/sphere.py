@@ -227,19 +227,9 @@ class SphereSelfAttention(PointLayer):
         super().__init__(in_type, out_type, plain, head_fields)
         self.samples = samples
 
-    def forward(
-        self,
-        x: GeometricTensor,
-        edge_index: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        measure: Tensor | None = None,
-        edge_attr: Tensor | None = None,
-    ) -> GeometricTensor:
-        """Apply the layer; the arguments are those of :meth:`PointSelfAttention.forward`, with points of length 1."""
+    def _check(self, x: Any, edge_index: Any, batch: Any, mask: Any, measure: Any, edge_attr: Any) -> GeometricTensor:
         check_sphere(check_points(x, self.in_type, self), mask)
-        return super().forward(x, edge_index, batch, mask=mask, measure=measure, edge_attr=edge_attr)
+        return super()._check(x, edge_index, batch, mask, measure, edge_attr)
 
     def check_equivariance(self, atol: float = 1e-2, rtol: float = 1e-2) -> list[tuple[GroupElement, float]]:
         """Check on random points that the layer nearly commutes with random rotations.
@@ -312,19 +302,12 @@ class SphereOptions(TypedDict, total=False):
 class SphereTransformerBlock(PointBlock):
     r"""Attention on the sphere and a network at every point, each with a residual connection.
 
-    .. math::
-        y &= \mathrm{shortcut}(x) + \mathrm{Dropout}(\mathrm{Attention}(\mathrm{LN}(x))) \\
-        z &= y + \mathrm{Dropout}(N(\mathrm{LN}(y)))
-
-    with LN a :class:`FieldLayerNorm`. The network N makes functions on its frames of the fields at a point, applies a
-    SiLU there, and makes fields of them again. The shortcut is the identity where the types agree, and an equivariant
-    map elsewhere.
+    It is the :class:`PointTransformerBlock` with another network N, which makes functions on its frames of the fields
+    at a point, applies a SiLU there, and makes fields of them again.
 
     Args:
         in_type, out_type, num_heads: as in :class:`SphereSelfAttention`.
-        attention: another attention: a module from ``in_type`` to ``out_type`` that is called as
-            :class:`SphereSelfAttention` is, or a function of the two types that makes one. The options of an attention
-            are then left to it.
+        attention: another attention, as in :class:`TransformerBlock`, called as :class:`SphereSelfAttention` is.
         samples, bias: of the attention and of the network N, as in :class:`SphereSelfAttention`.
         hidden_fields: the number of functions in the network; by default twice the fields of ``out_type``.
         attention_dropout: the dropout of the attention probabilities.
@@ -337,9 +320,7 @@ class SphereTransformerBlock(PointBlock):
         coordinates.
 
     Raises:
-        TypeError: there is no such option, or ``attention`` is no module and makes none, or as
-            :class:`SphereSelfAttention`.
-        ValueError: ``attention`` is of other types, or as :class:`SphereSelfAttention`.
+        TypeError, ValueError: as :class:`TransformerBlock` and :class:`SphereSelfAttention`.
 
     Example:
         >>> import torch

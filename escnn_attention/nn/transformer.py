@@ -287,7 +287,6 @@ class TransformerBlock(GridModule):
         return GeometricTensor(y, self.out_type)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape."""
         return self.crop.evaluate_output_shape(super().evaluate_output_shape(input_shape))
 
     def attention_maps(
@@ -458,44 +457,34 @@ class PointBlock(PointModule):
 class PointTransformerBlock(PointBlock):
     r"""Attention between points and a network at every point, each with a residual connection.
 
-    It is the pre-norm transformer
+    It is the pre-norm :class:`TransformerBlock` between points,
 
     .. math::
-        y &= \mathrm{shortcut}(x) + \mathrm{Dropout}(\mathrm{Attention}(\mathrm{LN}(x))) \\
-        z &= y + \mathrm{Dropout}(W_2\,\sigma(W_1\,\mathrm{LN}(y)))
-
-    with LN a :class:`FieldLayerNorm`, :math:`\sigma` the activation and W equivariant maps by way of regular fields,
-    or of functions on the samples of a continuous fiber group. The shortcut is the identity where the types agree and
-    an equivariant map elsewhere.
+        y = \mathrm{shortcut}(x) + \mathrm{Dropout}(\mathrm{Attention}(\mathrm{LN}(x))), \qquad
+        z = y + \mathrm{Dropout}(W_2\,\sigma(W_1\,\mathrm{LN}(y)))
 
     Args:
         in_type: the type of the input. Any fields whose representations are orthogonal.
         out_type: the type of the output, likewise.
         num_heads: the number of heads.
-        attention: another attention: a module from ``in_type`` to ``out_type`` that is called as
-            :class:`PointSelfAttention` is, or a function of the two types that makes one. The options of an attention
-            are then left to it.
+        attention: another attention, as in :class:`TransformerBlock`, called as :class:`PointSelfAttention` is.
         kernel_features: None for self-attention; a number for :class:`PointAttentiveConv` with so many.
         hidden_fields, activation, last_activation, dropout, norm_kind, norm_eps, layer_scale: as in
             :class:`TransformerBlock` with ``norm="pre"``.
         drop_path: likewise, for a cloud as a whole.
-        condition: None, or a number n: the block is then that of adaLN-Zero, is called with vectors of n invariants and
-            is its shortcut at first. Each LN is a :class:`ConditionedFieldNorm`, and a :class:`ConditionedGate`
-            multiplies each branch, as in :class:`TransformerBlock`.
-        cross_attention: None, or a :class:`GroupCrossAttention` from and to ``out_type``: the block is then one of a
-            decoder, as in :class:`TransformerBlock`, and is called with a memory: at points, on a grid, or a sequence.
+        condition: as in :class:`TransformerBlock`: None, or the number of invariants of a block of adaLN-Zero.
+        cross_attention: likewise: None, or the :class:`GroupCrossAttention` of a block of a decoder, which is called
+            with a memory: at points, on a grid, or a sequence.
         options: ``attention_dropout``, the dropout of the attention probabilities; ``projection``, ``bias`` and
             ``samples`` of the attention and of the pointwise network; and the other options of
-            :class:`PointSelfAttention`, such as ``head_fields``, ``radius``, ``encoding``, ``edge_dim`` and ``poses``,
-            the id of a subgroup on whose cosets the attention has its poses. With ``kernel_features`` there are no
-            ``keys``, ``shared_scores``, ``poses`` and ``backend``.
+            :class:`PointSelfAttention`. With ``kernel_features`` there are no ``keys``, ``shared_scores``, ``poses``
+            and ``backend``.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.
 
     Raises:
-        TypeError: there is no such option, or ``attention`` is no module and makes none, or as the layers inside raise.
-        ValueError, NotImplementedError: ``attention`` is of other types, or as the layers inside raise.
+        TypeError, ValueError: as :class:`TransformerBlock`.
 
     Example:
         >>> import torch

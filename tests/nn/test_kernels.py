@@ -3,11 +3,9 @@ import pytest
 import torch
 from escnn import gspaces
 from escnn.nn import FieldType, R2Conv, R3Conv
-from hypothesis import given
-from hypothesis import strategies as st
 
 from escnn_attention.groups.fibers import fibers
-from escnn_attention.nn.kernels import complete_basis, fit_kernel, kernel_orbits, pose_kernel, poses_of
+from escnn_attention.nn.kernels import complete_basis, kernel_orbits, pose_kernel, poses_of
 from tests import spaces
 
 SPACES = spaces.PLANE | {n: spaces.VOLUME[n] for n in ("trivial 3D", "mirror", "C4 3D", "C3 3D", "octahedral")}
@@ -26,6 +24,14 @@ def pairs_of_poses(gspace):
 def filter_of(kernel):
     """``(out, in, *kernel)``, as PyTorch's convolutions have it."""
     return kernel.flatten(0, 1).flatten(1, 2)
+
+
+def distance(convolution, kernel):
+    """How far a kernel is from the span of the basis of a convolution between single fields, relative to its norm."""
+    expand = convolution.basisexpansion
+    elements = torch.stack([expand(w).flatten() for w in torch.eye(expand.dimension())]).double()
+    kernel = kernel.detach().double().flatten()
+    return (kernel - elements.T @ (torch.linalg.pinv(elements.T, rtol=1e-6) @ kernel)).norm() / kernel.norm()
 
 
 # ----------------------------------------------------------------------------------------------- the complete basis
@@ -47,7 +53,7 @@ def test_the_basis_has_the_rank_of_all_equivariant_kernels(name, size):
         if in_poses > 1 and out_poses > 1:
             assert number == in_poses * size**2
         convolution = R2Conv(
-            *types_of(gspace, in_poses, out_poses), size, bias=False, initialize=False, **complete_basis(size)
+            *types_of(gspace, in_poses, out_poses), size, bias=False, initialize=False, **complete_basis(size, 2)
         )
         expand = convolution.basisexpansion
         elements = torch.func.vmap(expand)(torch.eye(expand.dimension())).flatten(1).double()
@@ -63,11 +69,9 @@ def test_the_basis_is_complete_in_space(name, size):
     gspace = spaces.VOLUME[name]()
     order = fibers(gspace).order
     for out_poses, in_poses in ((order, order), (order, 1)):
-        convolution = R3Conv(
-            *types_of(gspace, in_poses, out_poses), size, initialize=False, **complete_basis(size, dimensions=3)
-        )
+        convolution = R3Conv(*types_of(gspace, in_poses, out_poses), size, initialize=False, **complete_basis(size, 3))
         kernel = filter_of(pose_kernel(gspace, 1, out_poses, 1, in_poses, size, gain=1.0)())
-        assert fit_kernel(convolution, kernel) < 1e-4
+        assert distance(convolution, kernel) < 1e-4
 
 
 def test_the_defaults_of_escnn_are_not_complete():
@@ -77,76 +81,10 @@ def test_the_defaults_of_escnn_are_not_complete():
     assert R2Conv(fields, fields, 3, initialize=False).basisexpansion.dimension() == 24
     for size in (3, 4, 5, 7):
         kernel = filter_of(pose_kernel(gspace, 1, 4, 1, 4, size, gain=1.0)())
-        with pytest.raises(ValueError, match=r"kernel: .*basis is"):
-            fit_kernel(R2Conv(fields, fields, size, initialize=False), kernel)
-
-
-@pytest.mark.parametrize("dilation", [2, 3])
-def test_the_basis_is_complete_with_dilation(dilation):
-    gspace = gspaces.rot2dOnR2(4)
-    fields = spaces.regular(gspace, 1)
-    options = complete_basis(5, dilation=dilation)
-    convolution = R2Conv(fields, fields, 5, dilation=dilation, initialize=False, **options)
-    assert fit_kernel(convolution, filter_of(pose_kernel(gspace, 1, 4, 1, 4, 5, gain=1.0)())) < 1e-5
-
-
-# --------------------------------------------------------------------------------------------------------- the fit
-
-
-@given(st.data())
-def test_fits_any_equivariant_kernel(data):
-    gspace = spaces.PLANE[data.draw(st.sampled_from(["trivial", "flip", "C2", "C4", "D4"]))]()
-    out_poses, in_poses = data.draw(st.sampled_from(sorted(pairs_of_poses(gspace))))
-    size, fields = data.draw(st.integers(1, 5)), (data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)))
-    kernel = filter_of(pose_kernel(gspace, fields[1], out_poses, fields[0], in_poses, size, gain=1.0)())
-    convolution = R2Conv(*types_of(gspace, in_poses, out_poses, fields), size, **complete_basis(size))
-    if data.draw(st.booleans()):
-        convolution.eval()
-    assert fit_kernel(convolution, kernel) < 1e-5
-    got = convolution.expand_parameters()[0] if convolution.training else convolution.filter
-    torch.testing.assert_close(got, kernel, atol=1e-5, rtol=0)
-
-
-def test_fits_fields_of_several_types():
-    gspace = gspaces.rot2dOnR2(4)
-    mixed = spaces.mixed(gspace)
-    source, copy = (R2Conv(mixed, mixed, 3, **complete_basis(3)) for _ in range(2))
-    assert fit_kernel(copy, source.expand_parameters()[0]) < 1e-5
-    torch.testing.assert_close(copy.expand_parameters()[0], source.expand_parameters()[0], atol=1e-5, rtol=1e-5)
-
-
-def test_fits_groups_of_channels():
-    fields = spaces.regular(gspaces.rot2dOnR2(4), 4)
-    source, copy = (R2Conv(fields, fields, 3, groups=2, **complete_basis(3)) for _ in range(2))
-    assert fit_kernel(copy, source.expand_parameters()[0]) < 1e-5
-    torch.testing.assert_close(copy.expand_parameters()[0], source.expand_parameters()[0], atol=1e-5, rtol=1e-5)
-
-
-def test_refuses_a_kernel_that_is_not_equivariant():
-    fields = spaces.regular(gspaces.rot2dOnR2(4), 2)
-    convolution = R2Conv(fields, fields, 3, **complete_basis(3))
-    before = convolution.weights.clone()
-    with pytest.raises(ValueError, match=r"kernel: .*equivariant kernel"):
-        fit_kernel(convolution, torch.randn(8, 8, 3, 3))
-    assert torch.equal(convolution.weights, before)
-    assert fit_kernel(convolution, torch.randn(8, 8, 3, 3), tolerance=1.0) > 0.1
+        assert distance(R2Conv(fields, fields, size, initialize=False), kernel) > 0.01
 
 
 def test_wrong_arguments():
-    fields = spaces.regular(gspaces.rot2dOnR2(4), 1)
-    convolution = R2Conv(fields, fields, 3, initialize=False)
-    with pytest.raises(TypeError, match=r"convolution: .*R2Conv or R3Conv"):
-        fit_kernel(torch.nn.Conv2d(4, 4, 3), torch.zeros(4, 4, 3, 3))
-    with pytest.raises(ValueError, match=r"kernel: .* of shape \(4, 4, 3, 3\)"):
-        fit_kernel(convolution, torch.zeros(4, 4, 5, 5))
-    with pytest.raises(ValueError, match="kernel: got list, needed"):
-        fit_kernel(convolution, [0.0])
-    with pytest.raises(ValueError, match=r"kernel_size: .*at least 1"):
-        complete_basis(0)
-    with pytest.raises(TypeError, match=r"dilation: .*integer"):
-        complete_basis(3, dilation=1.5)
-    with pytest.raises(ValueError, match=r"dimensions: .*2 or 3"):
-        complete_basis(3, dimensions=1)
     with pytest.raises(ValueError, match=r"kernel_size: .*is empty"):
         pose_kernel(gspaces.rot2dOnR2(8), 1, 8, 1, 8, 2, gain=1.0)
     with pytest.raises(ValueError, match=r"basis: .*'auto'"):
