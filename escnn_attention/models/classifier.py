@@ -36,9 +36,6 @@ class EquivariantClassifier(PretrainedMixin, Classifier):
 
     Attributes:
         stages: the stages, by name.
-        in_type: the type of the input.
-        gspace: its gspace.
-        num_classes: the number of classes.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, num_classes)``.

@@ -120,9 +120,7 @@ class LieTransformer(CloudNetwork):
             for all.
 
     Attributes:
-        in_type: the type of the features.
         lift: the :class:`~escnn_attention.nn.PointLift`, or None.
-        num_outputs: the numbers of the output.
 
     Shape:
         ``(N, in_type.size)`` at points ``(N, d)`` to ``(B, num_outputs)`` for B clouds.

@@ -130,10 +130,6 @@ class PlatonicTransformer(CloudNetwork):
         pool: over the points of a cloud, ``"mean"`` or ``"sum"``; None for an output at every point.
         divisor: the pooled features are divided by this number, for sums of about that many points.
 
-    Attributes:
-        in_type: the type of the features.
-        out_type: the type of the output.
-
     Shape:
         ``(N, in_type.size)`` at points ``(N, d)`` to ``(B, out_type.size)`` for B clouds, or with ``pool=None`` to
         ``(N, out_type.size)``.

@@ -101,11 +101,6 @@ class PointTransformer(CloudNetwork):
             from faster if they are standardised. For the same reason running statistics lag behind while weights
             change: let the learning rate fall to zero.
 
-    Attributes:
-        in_type: the type of the features.
-        out_type: the type of the output.
-        num_outputs: the numbers of an invariant head; None for an equivariant one.
-
     Shape:
         ``(N, in_type.size)`` at points ``(N, d)`` to ``(B, out_type.size)`` for B clouds, or with ``pool=None`` to
         ``(N, out_type.size)``. A symmetric tensor is ``(..., d, d)``.

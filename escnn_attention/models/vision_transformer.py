@@ -68,8 +68,6 @@ class VisionTransformer(PretrainedMixin, PlainVisionTransformer):
             the first it rises by equal steps), ``dropout`` and ``qk_norm``.
 
     Attributes:
-        in_type: the type of the images.
-        hidden_type: the type of the features.
         num_classes: the number of classes, or None.
         out_type: the type of fields that the network gives, or None.
 

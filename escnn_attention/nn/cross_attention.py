@@ -107,12 +107,6 @@ class GroupCrossAttention(GridModule):
             ``num_neighbours``, ``cutoff`` and ``period`` as in :class:`PointSelfAttention`, for points, also beside a
             grid.
 
-    Attributes:
-        query_type, key_type, value_type, out_type: the types.
-        num_heads: the number of heads.
-        head_fields: the number C of regular fields of a head.
-        plain: the torch module that does the work on tensors.
-
     Shape:
         ``(B, query_type.size, *space)`` and ``(B, key_type.size, *key_space)`` to ``(B, out_type.size, *space)``.
         Either may be at points, ``(N, query_type.size)`` or ``(N', key_type.size)`` with coordinates.

@@ -45,7 +45,6 @@ class PointLift(torch.nn.Module):
             as the layers learn it. Given ``lifts`` are not changed.
 
     Attributes:
-        in_type: the type of the input.
         out_type: as many scalars as the type has channels, over the
             :class:`~escnn_attention.groups.spaces.MotionSpace`.
 
@@ -132,7 +131,6 @@ class LiftAverage(torch.nn.Module):
 
     Attributes:
         in_type: as many scalars as the type has channels, over the :class:`~escnn_attention.groups.spaces.MotionSpace`.
-        out_type: the type of the output.
 
     Shape:
         ``(N · S, out_type.size)`` with the ``coords`` that :class:`PointLift` makes to ``(N, out_type.size)`` with
