@@ -38,16 +38,13 @@ class ConvolutionalEncoding(Encoding):
     kernel :math:`K(hc_m) = \rho_{out}(h)\, W^o_m W^v_m\, \rho_{in}(h)^{-1}` on the orbit of :math:`c_m`, and zero on
     the orbits of no head.
 
-    **Places.** The places are one of each orbit of the window's positions under H, in order of their distance from the
-    middle. M heads take them at equal steps of this order; with more heads than orbits every orbit has one, and some
-    have several. A window of 3×3 has 3 orbits under C4 and D4, 5×5 has 7 and 6, and 3×3×3 has 4 under the octahedral
-    group. All heads prefer the pose of the output. ``projection="pointwise"`` does not distinguish poses; the places
+    The places are one of each orbit of the window's positions under H, in order of their distance from the middle. M
+    heads take them at equal steps of this order; with more heads than orbits every orbit has one, and some have
+    several. All heads prefer the pose of the output. ``projection="pointwise"`` does not distinguish poses; the places
     are then all positions with all poses.
 
-    **Position and content.** Everything is learned: c, :math:`\alpha` and :math:`\beta` of each head, and queries that
-    depend on the features, which add content and :math:`\rho'` to the scores and change the sharpness. ConViT's gate
-    mixes two softmaxes, one of positions and one of contents, and needs two attentions. The sum of scores needs one, on
-    every backend. Both have the same two limits, the softmax of positions or of contents alone.
+    Everything is learned: c, :math:`\alpha` and :math:`\beta` of each head, and queries that depend on the features,
+    which add content and :math:`\rho'` to the scores and change the sharpness.
 
     Args:
         encoding: :math:`\rho'`, relative and not rotary; by default :class:`NoEncoding`, with which only the first

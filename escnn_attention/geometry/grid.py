@@ -55,9 +55,8 @@ class Grid(Offsets):
         window: the neighbourhood.
         dtype: the precision of offsets and positions, which are computed in float64 and rounded once.
         device: where the tables are put.
-        frame: an orthogonal ``(d, d)`` matrix by which the whole grid is transformed. With it equivariance can be
-            checked exactly for elements that do not map the grid onto itself: features on the transformed grid are the
-            transformed features.
+        frame: an orthogonal ``(d, d)`` matrix by which the whole grid is transformed, by which equivariance is checked
+            for elements that do not map the grid onto itself.
         spacing: the distance of neighbouring positions, beside that of another grid: see
             :class:`~escnn_attention.geometry.grid_pair.GridPair`.
 

@@ -241,10 +241,9 @@ class LiftedMotion(Relation):
     With :math:`(t, R) = g_k^{-1} g_q` and the vector :math:`\omega = \log R` of length :math:`\theta` (a number in the
     plane), the logarithm is
 
-    .. math::
-        \log(g_k^{-1} g_q) = (V(\omega)^{-1} t,\; \omega), \qquad
-        V^{-1} = 1 - \tfrac12 [\omega]_\times
-            + \tfrac{1}{\theta^2}\left(1 - \tfrac{\theta}{2}\cot\tfrac{\theta}{2}\right) [\omega]_\times^2 .
+    .. math:: \log(g_k^{-1} g_q) = (V(\omega)^{-1} t,\; \omega)
+
+    with V as of :class:`LogMotion`.
 
     It is discontinuous at :math:`\theta = \pi`, in the plane 0.007 beyond, so that all half turns are treated alike. In
     space the quaternion can replace it, which is continuous: :math:`(t, q)` with :math:`q = q_k^{-1} q_q`, real part

@@ -62,9 +62,8 @@ class FieldUNet(PretrainedMixin, GridModule):
     default the coarsest level has attention in place of convolutions, in windows, which costs about as much as they do;
     global attention (``kernel_size=None``) sees the whole image.
 
-    Pooling and linear interpolation are symmetric about the centre of the grid, so that the network commutes with every
-    element of the fiber group that maps the grid onto itself, at every size. It commutes with translations, away from
-    the border, by multiples of :math:`2^{L-1}` positions.
+    The network commutes with every element of the fiber group that maps the grid onto itself, at every size, and away
+    from the border with translations by multiples of :math:`2^{L-1}` positions.
 
     With a ``patch_size`` p the levels are on the grid of patches: :math:`E_1` reads a :class:`PatchEmbedding` of the
     input, and W is a :class:`PatchDecoder`. Levels of attention alone are then a hierarchical vision transformer.

@@ -87,13 +87,9 @@ class GSANet(EquivariantClassifier):
     the pose embeddings the number of parameters does not depend on the group. (The trivial group needs no embedding of
     its single pose, and the coordinates get its channels.)
 
-    :meth:`rotmnist`, :meth:`cifar10` and :meth:`patch_camelyon` build the networks of the paper. Where the published
-    code departs from the paper's group equivariance, this network does not:
-
-    - the group acts on the encodings such that the layers commute with it (see the documentation, "How it works");
-    - windows of groups that do not map a square onto itself are discs;
-    - a pooling of an odd number of positions is symmetric (:class:`HalvingPool`; the last one on PatchCamelyon);
-    - the encoders do not normalise their hidden features, which would make them step functions of the coordinates.
+    :meth:`rotmnist`, :meth:`cifar10` and :meth:`patch_camelyon` build the networks of the paper. Unlike the published
+    code this network is equivariant: in its encodings, by discs as windows where the group does not map a square onto
+    itself, and by symmetric poolings (:class:`HalvingPool`). Encoders do not normalise their hidden features.
 
     Args:
         gspace: the symmetry, of the plane or of space.

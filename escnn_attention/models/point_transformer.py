@@ -51,14 +51,10 @@ class PointTransformer(CloudNetwork):
         y &= \mathrm{MLP}\Big( \operatorname{pool}_i \operatorname{pool}_h z_i(h) \Big)
         \qquad\text{or}\qquad y = \operatorname{pool}_i \sum_h \rho(h)\, W''\, z_i(h)
 
-    The blocks are :class:`PointTransformerBlock`. The first kind of head gives numbers that are invariant under the
-    isometries :math:`R^d \rtimes H`, the second gives fields of any type: vectors, tensors. Without the pooling over
-    the points the output is at every point. Equivariance is exact for every element of a finite fiber group, under
-    translations and permutations; for a continuous one the error falls with the number of ``samples``. With the trivial
-    gspace the network is an ordinary transformer with offsets.
-
-    Scalar features are embedded as scalars, as many as ``fields`` has (one in each regular field), and the first block
-    maps them to fields with poses.
+    The blocks are :class:`PointTransformerBlock`. The first kind of head gives invariants, the second fields of any
+    type: vectors, tensors. Without the pooling over the points the output is at every point. Equivariance is exact for
+    every element of a finite fiber group, under translations and permutations; for a continuous one the error falls
+    with the number of ``samples``. Scalar features are embedded as scalars, which the first block maps to fields.
 
     Softmax attention averages its values: features that are equal at all points remain equal, for any geometry. For
     clouds without features use ``positions=True``, ``attention={"kernel_features": 8}`` (attentive convolution) or
@@ -97,9 +93,7 @@ class PointTransformer(CloudNetwork):
             wide as z, by default 1; ``"poses"``: the pooling of z over the poses, ``"mean"`` or ``"max"``, or
             ``"spectrum"``, the :class:`~escnn_attention.PowerSpectrum` of f in place of z, which is exact for
             continuous groups, too; and ``"batch_norm"``: whether invariants go through a batch norm before the MLP.
-            Those of different clouds differ little where they are means over many points and poses, and are learned
-            from faster if they are standardised. For the same reason running statistics lag behind while weights
-            change: let the learning rate fall to zero.
+            Those of different clouds differ little, and are learned from faster; let the learning rate fall to zero.
 
     Shape:
         ``(N, in_type.size)`` at points ``(N, d)`` to ``(B, out_type.size)`` for B clouds, or with ``pool=None`` to

@@ -34,13 +34,12 @@ class VisionTransformer(PretrainedMixin, PlainVisionTransformer):
         z &= V f' + b \quad\text{or}\quad z = V \lVert f' \rVert + b, \qquad
         \mathrm{logits} = W'\, \mathrm{LN}(\mathrm{Blocks}'(z))_\mathrm{token} + b'
 
-    The features f are irreps, as many of each as there are in ``fields`` regular fields. They are a
-    :class:`PatchEmbedding`, to which a :class:`PositionTable` p is added, and a class token, which is learned and
-    invariant. The equivariant blocks are :class:`TransformerBlock`\ s in which all poses of a head attend alike
-    (``shared_scores``), without an encoding, with the norm ``"fields"``. Then a linear map leaves the group: of the
-    features themselves, so that the following blocks depend on the orientation of the image (the hybrid), or of their
-    :class:`PowerSpectrum`, after which everything is invariant. The blocks behind it are ordinary ones, those of the
-    trivial group.
+    The features f are irreps, as many of each as in ``fields`` regular fields: a :class:`PatchEmbedding`, a
+    :class:`PositionTable` p, and a class token, which is learned and invariant. The equivariant blocks are
+    :class:`TransformerBlock`\ s in which all poses of a head attend alike (``shared_scores``), without an encoding,
+    with the norm ``"fields"``. Then a linear map leaves the group: of the features themselves, so that the following
+    blocks depend on the orientation of the image (the hybrid), or of their :class:`PowerSpectrum`, after which
+    everything is invariant. The blocks behind it are ordinary ones, those of the trivial group.
 
     In patches of fewer than 4 positions along an axis some reflection fixes every position, so that some irreps are
     zero, as in the published networks.

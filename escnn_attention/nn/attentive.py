@@ -262,12 +262,9 @@ class AttentiveConv(PlainModule):
 
     From trivial fields (lifting) there is no :math:`\tilde h`, and :math:`W_1, W_2` are shared by all poses h; to
     trivial fields there is no h. ``channel`` and ``spatial`` give the variants of the paper: :math:`\alpha` with both,
-    :math:`\alpha_{CH}` and :math:`\alpha_{SP}` with one of them. With neither it is the group convolution itself, in
-    float64 equivariant to rounding error, where escnn's is to the single precision of its bases.
-
-    The responses, :math:`|H|^2` for each pair of fields, are never stored: the forward pass computes those of one input
-    pose and a few images at a time, and the backward pass computes them again. :class:`~escnn_attention.working_memory`
-    bounds their number.
+    :math:`\alpha_{CH}` and :math:`\alpha_{SP}` with one of them, and with neither the group convolution itself. The
+    responses are computed in chunks that :class:`~escnn_attention.working_memory` bounds, and again in the backward
+    pass.
 
     Args:
         in_type: the type of the input: regular fields only, or trivial fields only.

@@ -75,12 +75,9 @@ class ConditionedFieldNorm(_Conditioned):
         (\gamma, \beta)(c) = W c + b
 
     LN is the :class:`FieldLayerNorm` without parameters. The condition c is a vector of invariants, such as the
-    embedding of a diffusion step or of a label. All components of a field, and so all poses of a regular field, share
-    one scale, and the shift is along the vectors :math:`v_i` that no element moves: a constant on a regular field, a
-    scalar, nothing on a vector. So the layer commutes with the group for every W and b. A scale for each channel would
-    not: a group element permutes the poses, and not their scales.
-
-    W and b are zero at first, when the layer is LN.
+    embedding of a diffusion step or of a label. All components of a field share one scale, and the shift is along the
+    vectors :math:`v_i` that no element moves, so that the layer commutes with the group for every W and b. These are
+    zero at first, when the layer is LN.
 
     Args:
         in_type: the type of the input and of the output: any fields whose representations are orthogonal.

@@ -42,22 +42,15 @@ def attention_from_convolution(
 
     .. math:: s_h(x; x', \hat h) = -\alpha \|h^{-1}(x' - x) - \Delta\|^2 - \beta\, [h^{-1}\hat h \ne p] .
 
-    The largest is that of the key :math:`(x + h\Delta, hp)`, and for large :math:`\alpha` and :math:`\beta` the softmax
-    leaves nothing to the others. With the fields themselves as values the head returns :math:`f(x + h\Delta, hp)`, and
-    the output projection holds W.
+    For large :math:`\alpha` and :math:`\beta` the softmax leaves nothing to other keys than :math:`(x + h\Delta, hp)`.
+    With the fields themselves as values the head returns :math:`f(x + h\Delta, hp)`, and the output projection holds W.
 
-    The complete projections of this package need fewer heads, and no regular fields. A kernel K between fields of any
-    types has :math:`K(h\Delta) = \rho_{out}(h) K(\Delta) \rho_{in}(h)^{-1}`, so that one head, whose pose h looks at
-    :math:`(x + h\Delta, h)`, does for all places of the orbit of :math:`\Delta`:
+    The complete projections of this package need fewer heads, and no regular fields: as a kernel K between any fields
+    has :math:`K(h\Delta) = \rho_{out}(h) K(\Delta) \rho_{in}(h)^{-1}`, one head, whose pose h looks at
+    :math:`(x + h\Delta, h)`, does for all places of the orbit of :math:`\Delta`.
 
-    .. math::
-        \sum_{\Delta' \in H\Delta} K(\Delta')\, f(x + \Delta') = \frac{1}{|\{h : h\Delta = \Delta\}|}
-            \sum_h \rho_{out}(h)\, K(\Delta)\, \rho_{in}(h)^{-1} f(x + h\Delta) .
-
-    It shows what attention can express and is no way to compute a convolution. The two agree away from the border, to
-    rounding error. Within reach of the border a convolution sees zeros and a head whose place lies outside the next key
-    in its stead; on features that are padded with zeros first they agree there too. A circular convolution, on a torus,
-    has no border, and neither has its layer.
+    It shows what attention can express and is no way to compute a convolution. The two agree to rounding error away
+    from the border, where a convolution sees zeros and a head the next key. A circular convolution has no border.
 
     Args:
         convolution: over a group that maps the grid onto itself (a subgroup of D4, or of the full octahedral group in

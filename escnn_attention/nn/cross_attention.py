@@ -127,9 +127,8 @@ class GroupCrossAttention(GridModule):
         >>> layer(action(torch.randn(1, 4, 7)), image(torch.randn(1, 16, 9, 9))).shape  # 7 tokens, 81 positions
         torch.Size([1, 4, 7])
 
-    Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, Section 3.2.3, for attention of a decoder to an
-    encoder; Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, Eq. 16, for
-    attention of poses.
+    Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, Section 3.2.3; GSA-Nets (Romero and Cordonnier
+    2021), Eq. 16, for attention of poses.
     """
 
     plain: CrossAttention
@@ -272,17 +271,6 @@ class GroupCrossAttention(GridModule):
 
         Raises:
             TypeError, ValueError: as :meth:`forward`; a position or pose that does not exist.
-
-        Example:
-            >>> import torch
-            >>> from escnn_attention import GroupCrossAttention
-            >>> from escnn import gspaces, nn
-            >>> g = gspaces.rot2dOnR2(4)
-            >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
-            >>> layer = GroupCrossAttention(fields, fields, fields, num_heads=2, kernel_size=3)
-            >>> fine, coarse = fields(torch.randn(1, 8, 8, 8)), fields(torch.randn(1, 8, 4, 4))
-            >>> layer.attention_maps(fine, coarse, positions=[(2, 2), (0, 7)], poses=[0]).shape
-            torch.Size([1, 2, 1, 2, 1, 4, 4, 4])
         """
         x, y = self._check_queries_and_keys(queries, keys)
         # Whatever values are, they are attended to alike.

@@ -21,7 +21,6 @@ _Memory = list[tuple[int, torch.dtype, bool]]
 class CudaGraphs(nn.Module):
     """Runs a network from CUDA graphs: its forward and backward passes are recorded once and replayed.
 
-    A GPU waits for the launch of every operation, which takes longer than the operation itself where batches are small.
     Replaying a graph is a single launch. The operations and their values are the same; only the Python code between
     them does not run.
 

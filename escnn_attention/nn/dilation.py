@@ -273,8 +273,8 @@ class DilationSelfAttention(PlainModule):
         >>> layer(hidden(torch.randn(1, 24, 9, 9))).shape
         torch.Size([1, 24, 9, 9])
 
-    Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, App. E, Eq. 21;
-    Worrall and Welling, "Deep Scale-spaces", NeurIPS 2019, for dilation.
+    Source: GSA-Nets (Romero and Cordonnier 2021), App. E, Eq. 21; Worrall and Welling, "Deep Scale-spaces", NeurIPS
+    2019, for dilation.
     """
 
     plain: DilationAttention
@@ -450,7 +450,7 @@ class DilationLiftingSelfAttention(DilationSelfAttention):
         >>> layer(image(torch.randn(1, 1, 9, 9))).shape
         torch.Size([1, 24, 9, 9])
 
-    Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, App. E, Eq. 20.
+    Source: GSA-Nets (Romero and Cordonnier 2021), App. E, Eq. 20.
     """
 
     _lifts = True

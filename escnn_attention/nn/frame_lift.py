@@ -113,23 +113,7 @@ class FrameLift(PlainModule):
         self.prefix_type = FieldType(tokens, number * [tokens.regular_repr])
 
     def with_prefix(self, input: GeometricTensor) -> tuple[GeometricTensor, GeometricTensor]:
-        """The feature maps, and the prefix tokens ``(B, D * |H|, R)`` as fields over sequences.
-
-        Args:
-            input: features of type ``in_type`` on a grid.
-
-        Example:
-            >>> import torch
-            >>> from escnn_attention import FrameLift
-            >>> from escnn import gspaces
-            >>> class Tokens(torch.nn.Module):
-            ...     def forward(self, x):  # a class token, and one for every patch of 4 x 4
-            ...         patches = torch.nn.functional.avg_pool2d(x, 4).flatten(2).transpose(1, 2)
-            ...         return torch.cat([patches.mean(1, keepdim=True), patches], dim=1)
-            >>> lift = FrameLift(Tokens(), gspaces.rot2dOnR2(4), channels=3, prefix_tokens=1)
-            >>> [y.shape for y in lift.with_prefix(lift.in_type(torch.randn(2, 3, 8, 8)))]
-            [torch.Size([2, 12, 2, 2]), torch.Size([2, 12, 1])]
-        """
+        """The feature maps, and the prefix tokens ``(B, D * |H|, R)`` as fields over sequences."""
         x = check_input(input, self.in_type, self)
         maps, prefix = self.plain.lift(x.tensor)
         return GeometricTensor(maps, self.out_type), GeometricTensor(prefix, self.prefix_type)

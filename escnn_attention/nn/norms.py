@@ -64,12 +64,10 @@ class FieldLayerNorm(PlainModule):
         with ``scope="position"`` and ``"pose"``.
 
     Raises:
-        ValueError: an unknown scope or kind, or a representation in ``in_type`` that is not orthogonal; so few fields
-            that a field would become zero, or all of them signs: a single channel, a single scalar with
-            ``kind="layer"``; with ``kind="fields"``, a field that is the only one of its representation, or poses as
-            ``scope``; with ``scope="pose"``, a field that is not regular, which has no poses; groups that do not
-            divide the fields, or with poses as ``scope`` or ``kind="fields"``. On application, a single position of
-            groups over positions of which it would leave zeros or signs.
+        ValueError: a representation that is not orthogonal; so few fields that one would become zero, or all of them
+            signs; with ``scope="pose"`` a field that is not regular; ``kind="fields"`` or groups with poses as
+            ``scope``; groups that do not divide the fields. On application, a single position of groups over positions
+            of which it would leave zeros or signs.
 
     Example:
         >>> import torch
@@ -80,10 +78,6 @@ class FieldLayerNorm(PlainModule):
         >>> norm = FieldLayerNorm(fields)
         >>> y = norm(fields(5 + 3 * torch.randn(2, 36, 7, 7))).tensor
         >>> bool((y.square().mean(1) - 1).abs().max() < 1e-3)
-        True
-        >>> instance_norm = FieldLayerNorm(fields, "sample", num_groups=10)
-        >>> y = instance_norm(fields(5 + 3 * torch.randn(2, 36, 7, 7))).tensor
-        >>> bool((y[:, :4].square().mean((1, 2, 3)) - 1).abs().max() < 1e-3)  # of the first field
         True
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016; GSA-Nets, Figure F.1; Zhang and Sennrich, "Root Mean

@@ -216,18 +216,6 @@ class PointSelfAttention(PointLayer):
 
         Raises:
             TypeError, ValueError: as :meth:`forward`; a point or pose that does not exist.
-
-        Example:
-            >>> import torch
-            >>> from escnn_attention import PointSelfAttention
-            >>> from escnn import gspaces, nn
-            >>> g = gspaces.rot2dOnR2(4)
-            >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
-            >>> layer = PointSelfAttention(fields, fields, num_heads=2, num_neighbours=3)
-            >>> x = nn.GeometricTensor(torch.randn(7, 8), fields, torch.randn(7, 2))
-            >>> maps = layer.attention_maps(x, positions=[0, -1], poses=[0])
-            >>> maps.shape, bool(torch.allclose(maps.sum((-2, -1)), torch.ones(())))
-            (torch.Size([1, 2, 1, 2, 1, 4, 7]), True)
         """
         x = self._check(x, edge_index, batch, mask, measure, edge_attr)
         of_poses = pose_indices(poses, self.space, self.samples, self.poses)

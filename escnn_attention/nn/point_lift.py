@@ -29,12 +29,10 @@ class PointLift(torch.nn.Module):
     points. Its features are functions on the group; their mean over the lifts of a point is a scalar, and
     :class:`LiftAverage` computes fields of any type from them.
 
-    The rotations are drawn here and are part of the coordinates, so all following layers share them. In training they
-    are random, from torch's generator: in the plane one angle for each point, from which the S lifts are equally
-    spaced, in space uniform and independent. The outputs are invariant in expectation, for any S. In evaluation mode
-    they are the first members of a sequence that fills the rotations evenly, for each cloud from its beginning, so the
-    output of a cloud depends on the order of its points, but not on its batch. ``lifts`` sets them, for instance to
-    average over several.
+    The rotations are part of the coordinates, so all following layers share them. In training they are random: in the
+    plane one angle for each point, from which the S lifts are equally spaced, in space uniform and independent. The
+    outputs are invariant in expectation, for any S. In evaluation mode they are the first members of a sequence that
+    fills the rotations evenly, so that the output of a cloud depends on the order of its points. ``lifts`` sets them.
 
     Args:
         in_type: any fields over ``gspaces.rot2dOnR2(-1)`` or ``gspaces.rot3dOnR3()``.

@@ -540,7 +540,7 @@ class LiftingSelfAttention(GroupSelfAttention):
         >>> layer(image(torch.randn(1, 3, 16, 16))).shape
         torch.Size([1, 32, 16, 16])
 
-    Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, Eq. 14.
+    Source: GSA-Nets (Romero and Cordonnier 2021), Eq. 14.
     """
 
     _scalars_only = True

@@ -265,14 +265,7 @@ def _pairs_on(grid: Grid) -> int:
 
 
 def count_parameters(network: torch.nn.Module) -> int:
-    """The number of trainable numbers in a network.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.nn.summary import count_parameters
-        >>> count_parameters(torch.nn.Linear(3, 2))
-        8
-    """
+    """The number of trainable numbers in a network."""
     return sum(p.numel() for p in network.parameters() if p.requires_grad)
 
 

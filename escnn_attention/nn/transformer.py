@@ -94,11 +94,10 @@ class TransformerBlock(GridModule):
         in_type: the type of the input; for ``norm="gsa"`` fields with pointwise nonlinearities.
         out_type: the type of the output, likewise.
         num_heads: the number of heads.
-        kernel_size: the odd width of the window of the attention; None, which has to be said, for the whole grid. Left
-            out where there is an ``attention``, and without a base space.
+        kernel_size: as in :class:`GroupSelfAttention`; omitted with another ``attention``.
         attention: another attention than :class:`GroupSelfAttention`: a module from ``in_type`` to ``out_type`` that
-            keeps the grid, such as :class:`AttentiveConv`, or a function of the two types that makes one. The options
-            of an attention are then left to it.
+            keeps the grid, such as :class:`AttentiveConv`, or a function of the two types that makes one, with its own
+            options.
         norm: ``"gsa"`` or ``"pre"``.
         norm_scope: the scope of the layer norms; by default ``"sample"`` for ``"gsa"``, as published, and
             ``"position"`` for ``"pre"``.
@@ -162,9 +161,9 @@ class TransformerBlock(GridModule):
         >>> decoder(fields(torch.randn(3, 32, 8, 8)), memory=fields(torch.randn(3, 32, 4, 4))).shape
         torch.Size([3, 32, 8, 8])
 
-    Source: Romero and Cordonnier, ICLR 2021, Figure F.1; Vaswani et al., "Attention Is All You Need", NeurIPS 2017, for
-    the decoder; Xiong et al., "On Layer Normalization in the Transformer Architecture", ICML 2020, for the pre-norm;
-    Peebles and Xie, "Scalable Diffusion Models with Transformers", ICCV 2023, for adaLN-Zero.
+    Source: GSA-Nets (Romero and Cordonnier 2021), Figure F.1; Vaswani et al., "Attention Is All You Need", NeurIPS
+    2017, for the decoder; Xiong et al., "On Layer Normalization in the Transformer Architecture", ICML 2020, for the
+    pre-norm; Peebles and Xie, "Scalable Diffusion Models with Transformers", ICCV 2023, for adaLN-Zero.
     """
 
     condition: int | None

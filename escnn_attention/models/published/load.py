@@ -59,8 +59,7 @@ def from_published(
     Numbers of channels, heads, blocks and classes, and the group, follow from the names and shapes of the tensors.
     Where the published layers commute with their group, the outputs agree to rounding error. Where they do not, the
     loaded network is still equivariant, its outputs differ, and a warning is issued: it is a starting point for
-    training. The documentation, "Porting weights", describes the layout of weights and compares each code base;
-    ``examples/parity.py`` repeats the comparison with a checkout.
+    training. The documentation, "Porting weights", describes and compares each code base.
 
     ``kind`` is one of:
 
@@ -99,10 +98,6 @@ def from_published(
         ValueError: an unknown kind; a tensor is missing, has another shape than its network needs or belongs to no
             network, or a group that escnn lacks; the message begins with its name.
 
-    Warns:
-        UserWarning: the published network does not commute with its group, or draws the points that it sees, so that
-            the outputs differ.
-
     Example:
         >>> import torch
         >>> from escnn_attention.models import from_published
@@ -115,10 +110,8 @@ def from_published(
         >>> network(torch.randn(2, 1, 28, 28)).shape
         torch.Size([2, 10])
 
-    Source: the implementations published with Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML
-    2020; Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021; Xu et al., "E(2)-
-    Equivariant Vision Transformer", UAI 2023; Hutchinson et al., "LieTransformer", ICML 2021; Nordström et al., "Octic
-    Vision Transformers", 2025; and Islam et al., "Platonic Transformers", 2025.
+    Source: the implementations that the classes of the networks cite; Xu et al., "E(2)-Equivariant Vision Transformer",
+    UAI 2023, for GE-ViT.
     """
     load = _KINDS[check_option("kind", kind, tuple(_KINDS))]
     check_options(f"kind {kind!r}", options, option_names(load))
