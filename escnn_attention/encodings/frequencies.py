@@ -49,11 +49,10 @@ class FourierEncoding(FrequencyEncoding):
         learned: whether :math:`\Omega` is a parameter; otherwise it stays as drawn, and is saved with the layer.
 
     Example:
-        >>> from escnn_attention import FourierEncoding, GroupSelfAttention
-        >>> from escnn import gspaces, nn
-        >>> g = gspaces.rot2dOnR2(8)
-        >>> fields = nn.FieldType(g, 4 * [g.regular_repr])
-        >>> layer = GroupSelfAttention(fields, fields, 2, kernel_size=None, encoding=FourierEncoding(learned=False))
+        >>> from escnn_attention import FourierEncoding
+        >>> frequencies, readout = FourierEncoding(8).bind(dim=2, num_heads=3, channels=4, num_poses=1).waves()
+        >>> frequencies.shape, readout.shape
+        (torch.Size([8, 2]), torch.Size([3, 4, 16]))
 
     Source: random Fourier features (Rahimi and Recht 2007) as a relative encoding in the sense of GSA-Nets, Eq. 11.
     """

@@ -108,11 +108,10 @@ class AbsoluteEncoding(MLPEncoding):
     The options are those of :class:`MLPEncoding`.
 
     Example:
-        >>> from escnn_attention import AbsoluteEncoding, GroupSelfAttention
-        >>> from escnn import gspaces, nn
-        >>> g = gspaces.flipRot2dOnR2(4)
-        >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
-        >>> layer = GroupSelfAttention(fields, fields, kernel_size=None, encoding=AbsoluteEncoding())
+        >>> import torch
+        >>> from escnn_attention import AbsoluteEncoding
+        >>> AbsoluteEncoding().bind(dim=2, num_heads=3, channels=4, num_poses=1).offsets(torch.randn(9, 2)).shape
+        torch.Size([3, 9, 4])
 
     Source: GSA-Nets (Romero and Cordonnier 2021), Eq. 10 and Prop. 4.2.
     """
@@ -131,11 +130,10 @@ class SeparableEncoding(MLPEncoding):
         ValueError: on binding, when a head has fewer channels than there are parts.
 
     Example:
-        >>> from escnn_attention import GroupSelfAttention, SeparableEncoding
-        >>> from escnn import gspaces, nn
-        >>> g = gspaces.rot2dOnR2(4)
-        >>> fields = nn.FieldType(g, 6 * [g.regular_repr])
-        >>> layer = GroupSelfAttention(fields, fields, num_heads=2, kernel_size=None, encoding=SeparableEncoding())
+        >>> import torch
+        >>> from escnn_attention import SeparableEncoding
+        >>> SeparableEncoding().bind(dim=2, num_heads=3, channels=4, num_poses=1).offsets(torch.randn(9, 2)).shape
+        torch.Size([3, 9, 4])
 
     Source: the published implementation of GSA-Nets (row and column encoders).
     """

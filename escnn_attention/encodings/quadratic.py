@@ -44,11 +44,9 @@ class QuadraticEncoding(Encoding):
         ValueError: ``sharpness`` is not positive, or above 1e30; on binding, when a head has fewer than d + 1 channels.
 
     Example:
-        >>> from escnn_attention import GroupSelfAttention, QuadraticEncoding
-        >>> from escnn import gspaces, nn
-        >>> g = gspaces.rot2dOnR2(4)
-        >>> fields = nn.FieldType(g, 6 * [g.regular_repr])
-        >>> layer = GroupSelfAttention(fields, fields, num_heads=2, kernel_size=5, encoding=QuadraticEncoding())
+        >>> from escnn_attention import QuadraticEncoding
+        >>> QuadraticEncoding().bind(dim=2, num_heads=3, channels=4, num_poses=1).centre.shape
+        torch.Size([3, 2])
 
     Source: Cordonnier, Loukas and Jaggi, "On the Relationship between Self-Attention and Convolutional Layers", ICLR
     2020, Lemma 2.

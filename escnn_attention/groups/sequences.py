@@ -54,9 +54,6 @@ def sequence_space(group: Group) -> SpaceTime:
     tokens as a set; the other encodings see how far tokens lie apart; ``kernel_size`` is a number of tokens. With
     ``causal=True`` tokens see none that are later.
 
-    Args:
-        group: the fiber group, a group of escnn.
-
     Example:
         >>> import torch
         >>> from escnn_attention import TransformerBlock, sequence_space
@@ -78,9 +75,6 @@ def space_time(gspace: GSpace) -> SpaceTime:
     .. math:: (g f)(x, t) = \rho(g)\, f(g^{-1} x, t)
 
     Windows reach as far in time as in space; with ``causal=True`` they have the last times.
-
-    Args:
-        gspace: that of a single image or volume.
 
     Example:
         >>> import torch

@@ -31,7 +31,7 @@ from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.nn.transformer import TransformerBlock
-from escnn_attention.plain.field_transformer import FieldTransformer as PlainFieldTransformer
+from escnn_attention.plain.image_networks import FieldTransformer as PlainFieldTransformer
 
 _TAKEN = ("condition", "cross_attention", "crop", "kernel_size", "norm", "norm_kind", "norm_scope")
 _TYPES = ("query_type", "key_type", "out_type", "value_type")
@@ -246,9 +246,6 @@ class FieldTransformer(PretrainedMixin, GridModule):
             memory_key_padding_mask: ``(B, *memory_space)``, or ``(N,)`` at points, True for positions of the memory
                 that are to be ignored, as in ``torch.nn.Transformer``.
             memory_batch: ``(N,)``, for a memory at points the number of the sample of each.
-
-        Returns:
-            features of type ``out_type`` at the positions of the input.
         """
         if memory is not None:
             memory = self.encode(memory, memory_key_padding_mask)

@@ -23,7 +23,7 @@ from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.nn.resample import AntialiasedPool, HalvingPool
 from escnn_attention.nn.transformer import TransformerBlock, each_block
-from escnn_attention.plain.field_unet import UNet, Upsample
+from escnn_attention.plain.image_networks import UNet, Upsample
 
 
 class FeatureInfo(list[dict[str, Any]]):

@@ -17,7 +17,7 @@ from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.cache import shared_geometry
 from escnn_attention.geometry.relations import LiftedMotion, Relation
 from escnn_attention.models.cloud_network import CloudNetwork
-from escnn_attention.nn.arguments import check_options, check_type
+from escnn_attention.nn.arguments import check_options, check_type, option_names
 from escnn_attention.nn.heads import check_scalars
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.point_attention import PointSelfAttention
@@ -104,20 +104,16 @@ class LieTransformer(CloudNetwork):
         fields: the width: the number of regular fields.
         num_blocks: the number of blocks.
         num_heads: of each attention.
-        encoding: of each attention; by default the published kernel, ``PairKernel(biases=True, last_activation=True)``.
-        normalization: ``"softmax"``, or ``"count"``.
-        relation: the input of the encoding for two points: see :class:`~escnn_attention.PointSelfAttention`. By default
-            the offset, or for lifted points :class:`~escnn_attention.LiftedMotion`.
         readout: the MLP on the pooled features of ``"clouds"``, or a linear map at ``"points"`` that are then pooled.
         pool: ``"mean"`` or ``"max"``, over points and poses together.
-        backend: see :class:`~escnn_attention.PointSelfAttention`.
         lift_samples: with all rotations of the plane or of space, the number of rotations that are drawn for each
             point: see :class:`~escnn_attention.nn.PointLift`. The sum over h is then over them.
         positive_quaternions: draw them with positive real parts, where ``relation`` is
             ``LiftedMotion("quaternion")``: see :class:`~escnn_attention.nn.PointLift`.
-        num_neighbours: points attend to the nearest so many, themselves included; with ``lift_samples`` every lift to
-            the nearest so many lifts, by :meth:`LiftedMotion.distance <escnn_attention.LiftedMotion.distance>`. None
-            for all.
+        options: of each :class:`LieTransformerBlock`: ``encoding``, by default the published kernel,
+            ``PairKernel(biases=True, last_activation=True)``; ``relation``, by default the offset, or for lifted points
+            :class:`~escnn_attention.LiftedMotion`; ``normalization``, ``backend``; and ``num_neighbours``, with
+            ``lift_samples`` the nearest lifts by :meth:`LiftedMotion.distance <escnn_attention.LiftedMotion.distance>`.
 
     Attributes:
         lift: the :class:`~escnn_attention.nn.PointLift`, or None.
@@ -146,35 +142,26 @@ class LieTransformer(CloudNetwork):
         fields: int,
         num_blocks: int,
         num_heads: int,
-        encoding: Encoding | PairKernel | str | None = None,
-        normalization: Normalization = "softmax",
-        relation: Relation | None = None,
         readout: Readout = "clouds",
         pool: Literal["mean", "max"] = "mean",
-        backend: str = "auto",
         lift_samples: int | None = None,
         positive_quaternions: bool = False,
-        num_neighbours: int | None = None,
+        **options: Unpack[LieBlockOptions],
     ):
+        check_options(type(self).__name__, options, option_names(LieTransformer))
         check_option("readout", readout, ("clouds", "points"))
         check_option("pool", pool, ("mean", "max"))
         if isinstance(in_type, int):
             in_type = FieldType(gspace, check_int("in_type", in_type) * [gspace.trivial_repr])
         check_scalars(check_type("in_type", in_type), type(self).__name__)
         super().__init__(gspace, in_type)
-        self.lift = _lift(in_type, lift_samples, relation, positive_quaternions)
+        self.lift = _lift(in_type, lift_samples, options.get("relation"), positive_quaternions)
         if self.lift is not None:
-            in_type, relation = self.lift.out_type, relation or LiftedMotion()
+            in_type, options["relation"] = self.lift.out_type, options.get("relation") or LiftedMotion()
         hidden = FieldType(in_type.gspace, check_int("fields", fields) * [in_type.gspace.regular_repr])
         self.num_outputs = check_int("num_outputs", num_outputs)
-        kernel = PairKernel(biases=True, last_activation=True) if encoding is None else encoding
-        options: LieBlockOptions = {
-            "encoding": kernel,
-            "normalization": normalization,
-            "relation": relation,
-            "backend": backend,
-            "num_neighbours": num_neighbours,
-        }
+        if options.get("encoding") is None:
+            options["encoding"] = PairKernel(biases=True, last_activation=True)
         self.embedding = PoseLinear(in_type, hidden)
         # As in torch.nn.Linear: without a bias the norm reduces a single scalar to its sign.
         bias = self.embedding.plain.projection.bias

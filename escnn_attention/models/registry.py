@@ -133,9 +133,6 @@ def create(name: str, pretrained: bool | None = None, **options: Any) -> torch.n
         pretrained: whether it gets the weights that come with the package, and is in eval mode.
         **options: arguments of the network, in place of those of the name, such as another ``gspace``.
 
-    Returns:
-        a network of :mod:`escnn_attention.models`.
-
     Raises:
         ValueError: an unknown name, or ``pretrained=True`` for a name without weights.
 
@@ -168,9 +165,6 @@ def from_pretrained(name_or_folder: str | Path, **options: Any) -> torch.nn.Modu
         name_or_folder: one of ``list_models(pretrained=True)``, a folder, or ``"owner/name"`` of a repository.
         **options: of :meth:`PretrainedMixin.from_pretrained
             <escnn_attention.models.pretrained.PretrainedMixin.from_pretrained>`.
-
-    Returns:
-        the network in eval mode, of whichever class it was saved.
 
     Raises:
         FileNotFoundError: there is no such folder, or it lacks a file.

@@ -49,9 +49,6 @@ class _Conditioned(PlainModule):
                 one for each point. Or n trivial fields at the same positions.
             batch: ``(N,)``, the number of the cloud of each point; None for a single cloud, and on grids.
 
-        Returns:
-            features of type ``out_type`` at the same positions.
-
         Raises:
             TypeError: ``condition`` is no tensor, or of another precision than the features.
             ValueError: it has another shape, on another device, or fields that are not trivial; or it has a row for

@@ -65,9 +65,6 @@ def attention_from_convolution(
             ``"group"`` has the complete weights, the others of them zero.
         backend: of the layer.
 
-    Returns:
-        a layer from ``convolution.in_type`` to ``convolution.out_type`` with parameters of its own.
-
     Raises:
         ValueError: it is one that this does not hold for, ``sharpness`` is not positive or is beyond 1e6, or an
             unknown option.

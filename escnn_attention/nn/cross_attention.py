@@ -223,9 +223,6 @@ class GroupCrossAttention(GridModule):
             edge_index: ``(2, E)``, where either are points: the edges from keys (first row) to queries (second row).
                 Positions of grids count on from image to image. None for the keys that the layer chooses.
 
-        Returns:
-            features of type ``out_type`` where the queries are.
-
         Raises:
             TypeError: an argument is no GeometricTensor, of another precision, or the mask is no tensor of bool.
             ValueError: another type, other numbers of images, values on another grid, grids whose sizes have no ratio,

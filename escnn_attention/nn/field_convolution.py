@@ -11,7 +11,7 @@ from escnn.nn import EquivariantModule, FieldType, R2Conv, R3Conv
 
 from escnn_attention._checks import check_int, check_unused
 from escnn_attention.exporting.modules import OnTensors, exported
-from escnn_attention.plain.field_convolution import FieldConvolution
+from escnn_attention.plain.self_attention import FieldConvolution
 
 
 def convolution_of(

@@ -150,9 +150,6 @@ class PointAttentionPool(torch.nn.Module):
 
         Args:
             x, batch, mask, measure: as in :meth:`PointSelfAttention.forward`.
-
-        Returns:
-            invariants ``(B, tokens * out)``.
         """
         x = check_points(x, self.in_type, self)
         kept(check_cloud, x.coords, None, batch, mask, measure)

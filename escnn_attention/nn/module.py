@@ -97,9 +97,6 @@ class PlainModule(GridModule):
         Args:
             input: features of type ``in_type`` on a grid, or at scattered points where each is treated by itself.
 
-        Returns:
-            features of type ``out_type`` on the same grid, or at the same points.
-
         Raises:
             TypeError: ``input`` is not a GeometricTensor, or of another precision than the parameters.
             ValueError: it has another gspace or type, or lies on scattered points and the module needs a grid.
@@ -134,9 +131,6 @@ class MaskedModule(PlainModule):
             mask: ``(B, *space)``, False for positions that are not there, as around images of different sizes: they are
                 not attended to, whatever they hold, and their output is zero. With windows the others have what they
                 have on a grid of their own; global attention measures offsets by the size of the whole grid.
-
-        Returns:
-            features of type ``out_type`` on the same grid.
         """
         x = check_input(input, self.in_type, self)
         y = self.plain(x.tensor) if mask is None else self.plain(x.tensor, check_mask(mask, x.tensor))

@@ -226,9 +226,6 @@ class PointLayer(PointModule):
                 ``edge_index``; or without edges ``(B, n, n, F)``, tables of what query i sees of key j (second and
                 third axis) for the points of each of B clouds in their order, of which a cloud may have fewer than n.
 
-        Returns:
-            features ``(N, out_type.size)`` of type ``out_type`` at the same coordinates.
-
         Raises:
             TypeError: ``x`` is not a GeometricTensor, what comes with it no tensor, or an index not of integers.
             ValueError: another gspace or type, no points, no coordinates or such that are not finite, a shape that does

@@ -47,9 +47,8 @@ from escnn_attention.nn.heads import (
     shown_heads,
 )
 from escnn_attention.nn.module import MaskedModule
-from escnn_attention.plain.field_convolution import FieldConvolution
 from escnn_attention.plain.projections import AttentionMode, GroupTables, padded, with_registers
-from escnn_attention.plain.self_attention import Resampling, SelfAttention
+from escnn_attention.plain.self_attention import FieldConvolution, Resampling, SelfAttention
 
 
 def sees_scalars(in_type: FieldType, encoding: Encoding, heads: Heads, query: QueryMode, keys: KeyMode) -> bool:

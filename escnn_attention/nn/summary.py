@@ -115,9 +115,6 @@ def summary(network: torch.nn.Module, *inputs: Any, depth: int = 1) -> Summary:
         depth: how far down layers are listed: 1 for those of the network itself, 2 for what blocks and sequences among
             them are made of, and so on. What is inside a single layer is not listed.
 
-    Returns:
-        the table; ``print`` shows it.
-
     Raises:
         TypeError: ``network`` is no module, or there are no inputs.
         ValueError: ``depth`` is below 1, or the network refuses the input.

@@ -261,9 +261,6 @@ class TransformerBlock(GridModule):
             memory_key_padding_mask, memory_batch: ``key_padding_mask`` and ``key_batch`` of
                 :meth:`GroupCrossAttention.forward`.
 
-        Returns:
-            features of type ``out_type``, on the same grid but for its margin.
-
         Raises:
             TypeError: ``input`` is not a GeometricTensor, or ``condition`` no tensor of its precision.
             ValueError: it has another gspace or type, lies on scattered points, or nothing is left of it by ``crop``;

@@ -1,9 +1,10 @@
-"""Classifiers and transformers of images, on plain tensors."""
+"""Networks of images and of fields on grids, on plain tensors."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -139,3 +140,105 @@ class VisionTransformer(Parts):
         """Apply a module of the network to features ``(B, C, *space)``."""
         y: Tensor = module(x)
         return y
+
+
+class FieldTransformer(Parts):
+    """An embedding, blocks, a norm and a readout; perhaps a condition, and a memory that passes an encoder."""
+
+    optional = ("memory_embedding", "encoder", "memory_norm")
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        condition: Tensor | None = None,
+        mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        memory_coords: Tensor | None = None,
+        memory_batch: Tensor | None = None,
+    ) -> Tensor:
+        """Features ``(B, out, *space)``: see :meth:`escnn_attention.models.FieldTransformer.forward`."""
+        if memory is None:
+            return self.decode(x, condition, mask)
+        encoded = self.encode(memory, memory_key_padding_mask)
+        return self.decode(x, condition, mask, encoded, memory_key_padding_mask, memory_coords, memory_batch)
+
+    def encode(self, memory: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """What the blocks attend to, of a memory."""
+        if self.encoder is None:
+            return memory
+        mask = None if key_padding_mask is None else ~key_padding_mask
+        if key_padding_mask is not None:
+            memory = memory.masked_fill(key_padding_mask.unsqueeze(1), 0.0)
+        y = self.memory_embedding(memory)
+        for block in self.encoder:
+            y = block(y, mask)
+        encoded: Tensor = self.memory_norm(y)
+        return encoded
+
+    def decode(
+        self, x: Tensor, condition: Tensor | None = None, mask: Tensor | None = None, *memory: Tensor | None
+    ) -> Tensor:
+        """The output for an encoded memory, with its mask, coordinates and batch."""
+        given = () if condition is None else (condition,)
+        y = self.embedding(x if mask is None else x.masked_fill(~mask.unsqueeze(1), 0.0))
+        for block in self.blocks:
+            y = block(y, mask, condition, *memory)
+        y = self.readout(self.norm(y, *given))
+        return y if mask is None else y.masked_fill(~mask.unsqueeze(1), 0.0)
+
+
+_MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+class Upsample(torch.nn.Module):
+    """Interpolates features to the grid of others about the same centre; on a torus to one of twice the size."""
+
+    def __init__(self, circular: bool = False):
+        super().__init__()
+        self.circular = circular
+
+    def forward(self, x: Tensor, like: Tensor) -> Tensor:
+        """Features ``(B, C, *space)`` on the grid of ``like``."""
+        size, dim = list(like.shape[2:]), x.dim() - 2
+        if not self.circular:
+            return F.interpolate(x, size, mode=_MODES[dim])
+        wrapped = F.pad(x, 2 * dim * [1], mode="circular")
+        y = F.interpolate(wrapped, [n + 4 for n in size], mode=_MODES[dim])
+        for axis, n in enumerate(size, start=2):
+            y = y.narrow(axis, 2, n)
+        return y
+
+    def extra_repr(self) -> str:
+        return f"circular={self.circular}"
+
+
+class UNet(Parts):
+    """An encoder, a decoder that reads what the encoder has at every level, and a map to the output.
+
+    Attributes:
+        embedding: in front of the levels; None without.
+        encoder, pools: the layers of each level, the finest first, and between them each to half of the grid.
+        decoder: the layers of each level but the coarsest, the finest last. They read the features of the encoder and,
+            behind them, of the level below, which ``upsample`` brings to the grid.
+        head: to the output; None for a network that gives the features of all levels.
+    """
+
+    optional = ("head", "embedding")
+
+    def forward(self, x: Tensor) -> Tensor | list[Tensor]:
+        """The output on the grid of ``x``; without a head the features of all levels, the finest first."""
+        levels = UNet.levels(self, x)
+        return levels if self.head is None else self.head(levels[0])
+
+    def levels(self, x: Tensor) -> list[Tensor]:
+        """The features of the decoder at all levels, the finest first."""
+        skips = []
+        x = x if self.embedding is None else self.embedding(x)
+        for i, layers in enumerate(self.encoder):
+            x = layers(self.pools[i - 1](x) if i else x)
+            skips.append(x)
+        levels = [skips.pop()]
+        for layers, skip in zip(self.decoder, reversed(skips), strict=True):
+            levels.append(layers(torch.cat([skip, self.upsample(levels[-1], skip)], dim=1)))
+        return levels[::-1]

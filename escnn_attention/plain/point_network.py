@@ -77,6 +77,12 @@ class SymmetricTensors(ExactBuffers):
         return torch.einsum("...ij,aij->...a", matrices, self.basis.to(matrices.dtype))
 
 
+def _layers(widths: Sequence[int]) -> list[torch.nn.Module]:
+    """Linear maps between these widths, each behind a SiLU."""
+    pairs = itertools.pairwise(widths)
+    return [layer for pair in pairs for layer in (torch.nn.SiLU(), torch.nn.Linear(*pair))]
+
+
 class InvariantHead(ExactBuffers):
     """Numbers that no element of the group changes: a map to poses, a pooling over them, an MLP.
 
@@ -105,9 +111,7 @@ class InvariantHead(ExactBuffers):
         super().__init__()
         self.to_poses = to_poses
         self.register_exact("weights", weights)
-        layers: list[torch.nn.Module] = []
-        for before, after in itertools.pairwise(widths):
-            layers += [torch.nn.SiLU(), torch.nn.Linear(before, after)]
+        layers = _layers(widths)
         first = torch.nn.BatchNorm1d(widths[0]) if batch_norm else torch.nn.Identity()
         self.perceptron = torch.nn.Sequential(first, *layers[1:])  # the poses have had a SiLU
         self.poses: PosePool = poses
@@ -160,10 +164,7 @@ class LiftedHead(torch.nn.Module):
     def __init__(self, fields: int, order: int, outputs: int, pool: Literal["mean", "max"], readout: Readout):
         super().__init__()
         widths = [fields, outputs] if readout == "points" else [fields, fields, fields, outputs]
-        layers: list[torch.nn.Module] = []
-        for before, after in itertools.pairwise(widths):
-            layers += [torch.nn.SiLU(), torch.nn.Linear(before, after)]
-        self.perceptron = torch.nn.Sequential(*layers)
+        self.perceptron = torch.nn.Sequential(*_layers(widths))
         self.order = order
         self.pool: Literal["mean", "max"] = pool
         self.readout: Readout = readout

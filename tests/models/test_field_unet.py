@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from escnn_attention import equivariance_report
 from escnn_attention.models import FieldUNet, from_pretrained
-from escnn_attention.plain.field_unet import Upsample
+from escnn_attention.plain.image_networks import Upsample
 
 SPACES = {
     "C4": lambda: gspaces.rot2dOnR2(4),

@@ -14,6 +14,7 @@ from escnn.nn import FieldType
 from escnn_attention import GroupSelfAttention, LiftingSelfAttention, Samples
 from escnn_attention.groups.fibers import mass
 from escnn_attention.plain.projections import Scalars, ToPoses
+from escnn_attention.plain.self_attention import FieldConvolution
 from tests.nn.attention import TOLERANCE, attention_for, turned_error
 from tests.spaces import PLANE, random_field, regular, scalars
 
@@ -356,3 +357,11 @@ class TestExport:
         y = compiled(x)
         assert y.type == layer.out_type
         torch.testing.assert_close(y.tensor, layer(x).tensor)
+
+
+def test_each_part_of_a_field_convolution_reads_its_channels():
+    parts = [torch.nn.Conv2d(2, 3, 3, padding=1), torch.nn.Conv2d(1, 1, 3, padding=1)]
+    x = torch.randn(2, 3, 4, 4)
+    expected = torch.cat([parts[0](x[:, [0, 2]]), parts[1](x[:, [1]])], 1)
+    torch.testing.assert_close(FieldConvolution(parts, [[0, 2], [1]])(x), expected)
+    torch.testing.assert_close(FieldConvolution(parts[:1], [[0, 2]])(x[:, [0, 2]]), expected[:, :3])
