@@ -363,8 +363,7 @@ def _length(x: Tensor) -> Tensor:
 
 def _limited(x: Tensor, limit: float) -> Tensor:
     """Vectors of lengths that a hyperbolic tangent limits, with every derivative where they are zero."""
-    square = x.square().sum(-1, keepdim=True)
-    length = torch.where(square == 0, 0.0, torch.where(square == 0, 1.0, square).sqrt()) + 1e-6
+    length = _length(x).unsqueeze(-1) + 1e-6
     return x * (torch.tanh(length / limit) / length)
 
 

@@ -285,8 +285,7 @@ class ResidualBlock(GridModule):
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``, or to half the space.
 
     Raises:
-        ValueError: fields that are not regular, another gspace, an even ``kernel_size``, an unknown attention, an
-            option that the attention does not have.
+        ValueError: fields that are not regular, an even ``kernel_size``, an option that the attention does not have.
 
     Example:
         >>> import torch
@@ -383,8 +382,7 @@ class DenseBlock(GridModule):
         ``(B, in_type.size, *space)`` to ``(B, in_type.size + growth * |H|, *(n - kernel_size + 1 for n in space))``.
 
     Raises:
-        ValueError: fields that are not regular, an even ``kernel_size``, an unknown attention, an option that the
-            attention does not have, or, on application, a grid that is too small.
+        ValueError: as :class:`ResidualBlock`; on application, a grid that is too small.
 
     Example:
         >>> import torch

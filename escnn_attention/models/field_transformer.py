@@ -92,8 +92,7 @@ class FieldTransformer(PretrainedMixin, GridModule):
         with a condition ``(B, n)`` or ``(B, n, *space)``. A memory at points is ``(N, memory_type.size)``.
 
     Raises:
-        ValueError: two gspaces of input and output, another fiber group of the memory, heads that do not divide the
-            fields, options of a part that is not there, or as the layers inside raise.
+        ValueError: another fiber group of the memory, options of a part that is not there, or as the layers inside.
 
     Example:
         >>> import torch

@@ -131,8 +131,8 @@ class GroupCNN(_PublishedNetwork):
         ``(B, in_channels, *space)`` to ``(B, num_classes)``.
 
     Raises:
-        ValueError: a gspace without a grid, a number that is not positive, an unknown attention, an option that the
-            attention does not have, or, on application, images too small for the convolutions.
+        ValueError: a gspace without a grid, an option that the attention does not have, or, on application, images too
+            small for the convolutions.
 
     Example:
         >>> import torch

@@ -76,8 +76,7 @@ class VisionTransformer(PretrainedMixin, PlainVisionTransformer):
 
     Raises:
         ValueError: a group that does not map a square onto itself, patches that do not divide the image, heads that do
-            not divide the fields, or a single field, whose norm is zero; fields as output behind parts that are not
-            equivariant; a type over another gspace.
+            not divide the fields, a single field, or fields as output behind parts that are not equivariant.
 
     Example:
         >>> import torch

@@ -296,10 +296,8 @@ class AttentiveConv(PlainModule):
         convolution.
 
     Raises:
-        ValueError: another gspace, fields that are neither all regular nor all trivial, no grid, an even
-            ``attention_size``, an unknown option, an option of an attention that is off, a torus that the group does
-            not keep or that outputs do not cover; on application, a grid smaller than the kernel, a torus whose sides
-            the stride does not divide.
+        ValueError: as :class:`FeatureAttention`; a torus that outputs do not cover; on application, a grid smaller than
+            the kernel, a torus whose sides the stride does not divide.
 
     Example:
         >>> import torch

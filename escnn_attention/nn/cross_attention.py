@@ -112,9 +112,8 @@ class GroupCrossAttention(GridModule):
         Either may be at points, ``(N, query_type.size)`` or ``(N', key_type.size)`` with coordinates.
 
     Raises:
-        ValueError: different fiber groups, another gspace of ``out_type`` or ``value_type``, a window or radius between
-            different gspaces, both of them, an encoding without queries or keys, and what :class:`GroupSelfAttention`
-            and :class:`PointSelfAttention` raise.
+        ValueError: different fiber groups, a window or radius between different gspaces, both of them, an encoding
+            without queries or keys, and as :class:`GroupSelfAttention` and :class:`PointSelfAttention`.
 
     Example:
         >>> import torch
@@ -225,10 +224,9 @@ class GroupCrossAttention(GridModule):
 
         Raises:
             TypeError: an argument is no GeometricTensor, of another precision, or the mask is no tensor of bool.
-            ValueError: another type, other numbers of images, values on another grid, grids whose sizes have no ratio,
-                do not cover the same torus, or differ for a layer that is causal or dilated, a mask of another shape; a
-                window between points or that reaches around a torus, a radius between grids, clouds that do not fit the
-                images, edges for a layer that chooses keys.
+            ValueError: other numbers of images or clouds, values on another grid, grids whose sizes have no ratio, do
+                not cover the same torus, or differ for a layer that is causal or dilated; a window between points or
+                that reaches around a torus, a radius between grids, edges for a layer that chooses keys.
         """
         x, y, z = self._check_sets(queries, keys, values)
         mask = None if key_padding_mask is None else _check_padding(key_padding_mask, y)

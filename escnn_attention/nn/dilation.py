@@ -258,9 +258,9 @@ class DilationSelfAttention(PlainModule):
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
 
     Raises:
-        ValueError: types that differ from scale to scale, another gspace, one without base space, an even
-            ``kernel_size``, an interval of more scales than there are, an absolute encoding, dilated windows for a base
-            that is not whole, and all that :class:`GroupSelfAttention` raises.
+        ValueError: types that differ from scale to scale, a gspace without base space, an interval of more scales than
+            there are, an absolute encoding, dilated windows for a base that is not whole, and as
+            :class:`GroupSelfAttention`.
 
     Example:
         >>> import torch
@@ -422,16 +422,13 @@ class DilationLiftingSelfAttention(DilationSelfAttention):
         a(x; x') &= \langle q(x),\; k(x') + \rho((sh)^{-1}\Delta) \rangle / \sqrt C + \log\mu(x') \\
         \mathrm{out}(x, s, h) &= \sum_{x' \in x + sN} \mathrm{softmax}_{x'}(a) \; v(x')
 
-    The factor :math:`s^{-d}` of the Haar measure is the same for all keys of a query and drops out of the softmax; of
-    the measure dx' there remains the share of a position that lies in the window.
+    Of the Haar measure there remains the share of a position that lies in the window: :math:`s^{-d}` drops out.
 
     Args:
         in_type: trivial fields only, without scales.
         out_type, scales, num_heads, kernel_size: as in :class:`DilationSelfAttention`.
-        options: ``head_fields``, ``encoding``, ``windows``, ``window``, ``measure``, ``projection``, ``dropout``,
-            ``bias`` and ``backend`` as in :class:`DilationSelfAttention`. ``projection`` is that of the output, and
-            with ``measure="printed"`` it is multiplied by :math:`s^{-d}`. With ``windows="dilated"``, ``"haar"`` and
-            ``"counting"`` are the same.
+        options: those of :class:`DilationSelfAttention` but ``interval`` and ``query``. ``projection`` is that of the
+            output; ``measure="printed"`` multiplies it by :math:`s^{-d}`.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.

@@ -68,10 +68,9 @@ class PointSelfAttention(PointLayer):
             vanish at t = 1, or a function of :math:`t = r / \mathrm{radius}` in [0, 1] that is 0 at 1, such as a module
             (each layer has a copy). The measure :math:`\mu_j` becomes :math:`\mu_j\, u(r_{ij} / \mathrm{radius})`, with
             the distance that ``radius`` is one of. Numbers below 0 count as 0.
-        period: the side of a periodic box, or its sides along the axes of the coordinates: points that differ by whole
-            periods are the same, and :math:`\Delta` is the shortest of the offsets between their images, by which
-            neighbours are searched, too. The fiber group has to map the box onto itself, and a ``radius`` is at most
-            half a side. None for space itself.
+        period: the side of a periodic box, or its sides along the axes of the coordinates: :math:`\Delta` is the
+            shortest of the offsets between images of two points, by which neighbours are searched, too. The fiber group
+            has to map the box onto itself, and a ``radius`` is at most half a side. None for space itself.
         query, keys, projection, dropout, qk_norm, registers: as in :class:`GroupSelfAttention`; what
             an encoding or kernel sees of a register is its number and, as of the features, the relation of the points.
         shared_scores, poses: as in :class:`GroupSelfAttention`, between offsets (``relation=None``).
@@ -277,9 +276,7 @@ class PointAttentiveConv(PointSelfAttention):
         in_type, out_type, num_heads: as in :class:`PointSelfAttention`.
         kernel_features: the number of functions :math:`\phi_f`.
         encoding: as in :class:`PointSelfAttention`, but neither rotary nor absolute.
-        options: ``head_fields``, ``radius``, ``num_neighbours``, ``cutoff``, ``period``, ``query``,
-            ``relation``, ``length_scale``, ``normalization``, ``projection``, ``dropout``, ``qk_norm``, ``registers``,
-            ``edge_dim``, ``bias`` and ``samples`` as in :class:`PointSelfAttention`.
+        options: those of :class:`PointSelfAttention` but ``keys``, ``shared_scores``, ``poses`` and ``backend``.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.

@@ -228,10 +228,9 @@ class PointLayer(PointModule):
 
         Raises:
             TypeError: ``x`` is not a GeometricTensor, what comes with it no tensor, or an index not of integers.
-            ValueError: another gspace or type, no points, no coordinates or such that are not finite, a shape that does
-                not fit, a point that does not exist or to which no edge leads, edges between clouds, edges for a layer
-                that has a ``radius`` or ``num_neighbours`` of its own, features of edges that are missing, not finite
-                or not for this layer.
+            ValueError: no points, no coordinates or such that are not finite, a point that does not exist or to which
+                no edge leads, edges between clouds, or for a layer that has a ``radius`` or ``num_neighbours``,
+                features of edges that are missing, not finite or not for this layer.
         """
         points = self._check(x, edge_index, batch, mask, measure, edge_attr)
         y = self.plain(points.tensor, points.coords, edge_index, batch, mask, measure, edge_attr)

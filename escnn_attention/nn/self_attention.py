@@ -212,11 +212,10 @@ class GroupSelfAttention(MaskedModule):
     under translations away from the border, and under every element of H that maps the grid onto itself, about its
     centre; one that swaps the sides maps features of shape (n, m) to features of shape (m, n).
 
-    A continuous fiber group is sampled (:class:`Samples`): queries, keys and values are evaluated at :math:`h_1, \dots,
-    h_S`, with quadrature weights :math:`\mu_s` whose logarithms are added to the scores, the output is the quadrature
-    of :math:`\int f(h)\,\rho(h)\,w\,dh`, and the pose term of the encoding is a network of the matrix of
-    :math:`h^{-1}\hat h`. The layer is exactly equivariant to a sampled subgroup, and to other elements up to an error
-    that falls with S. Parameters do not depend on S: a trained layer can be loaded with more samples.
+    Of a continuous fiber group there are S samples :math:`h_s` (:class:`Samples`), with quadrature weights
+    :math:`\mu_s` whose logarithms are added to the scores, and the pose term of the encoding is a network. The layer is
+    exactly equivariant to a sampled subgroup, and to other elements up to an error that falls with S, on which no
+    parameter depends.
 
     Args:
         in_type: the type of the input. Any fields, over any gspace.
@@ -239,13 +238,12 @@ class GroupSelfAttention(MaskedModule):
             if the group preserves it (subgroups of D4 and of the full octahedral group), otherwise the disc.
         dilation: the step between the positions of the window.
         causal: over :func:`sequence_space` or :func:`space_time`: whether a query at time t attends to keys at times
-            :math:`t' \le t` only. ``kernel_size=n`` is then the n last times, the query's own included, and any whole
-            number of tokens; with axes of space it is an odd number, at each of these times the width of the window of
-            space. ``kernel_size=None`` is all times up to t, and all of space.
-        padding_mode: ``"none"``: there is nothing beyond the grid; or ``"circular"``: the grid is a torus, windows
-            continue at its other side, and :math:`\Delta` is the shortest offset, or the encoding the mean over all
-            shortest ones. The layer then commutes with all rolls, exactly. For groups that map the lattice onto itself,
-            windows that fit into the torus, and encodings that are added to the keys. A causal time has no other side.
+            :math:`t' \le t` only, with ``kernel_size=n`` to the n last times, its own included; n is odd where there
+            are axes of space, of which it is the width of the window.
+        padding_mode: ``"none"``: there is nothing beyond the grid; or ``"circular"``: the grid is a torus, and
+            :math:`\Delta` the shortest offset, or the encoding the mean over all shortest ones. The layer then commutes
+            with all rolls. For groups that map the lattice onto itself, windows that fit into the torus, and encodings
+            that are added to the keys. A causal time has no other side.
         is_causal: another name of ``causal``, that of ``torch.nn.MultiheadAttention``.
         stride: outputs are at every so many positions along each axis, from the first to the last, and equal those of
             ``stride=1`` there. Exact on sizes of which it divides :math:`n - 1`; others are refused when called. On a
@@ -276,7 +274,7 @@ class GroupSelfAttention(MaskedModule):
             are functions on the cosets H/K, so that there are :math:`|K|` times fewer poses. The encoding is its mean
             :math:`\frac1{|K|}\sum_k \rho(k^{-1}\delta)`, with a table over the double cosets :math:`K h^{-1}\hat h K`;
             a rotary one has frequencies along the directions that K keeps. None for all elements.
-        backend: ``"auto"`` or a name from ``escnn_attention.functional.BACKENDS``.
+        backend: ``"auto"`` or a name from ``escnn_attention.functional.ON_GRIDS``.
         samples: for a continuous fiber group, its :class:`Samples` or their number, for example 8 in the plane and 24
             in space; None for a finite one.
 
@@ -285,12 +283,10 @@ class GroupSelfAttention(MaskedModule):
         grid of the outputs.
 
     Raises:
-        TypeError: a type or number is none, or there is no ``kernel_size``.
-        ValueError: another gspace, heads that do not divide the fields, an even kernel, an unknown option, a window
-            that the group does not preserve, ``causal`` without an axis of time, a torus that the group or the encoding
-            does not keep, a ``stride`` or ``scale_factor`` with another of these, ``normalization="count"`` with a
-            window, ``dropout`` or an encoding that does not factorise, a convolution where escnn has none; in the
-            forward pass a window that reaches around the torus, a size that the stride does not fit.
+        TypeError: there is no ``kernel_size``.
+        ValueError: heads that do not divide the fields, an even kernel, a window that the group does not preserve, or
+            options that do not go together, as above; in the forward pass a window that reaches around the torus, a
+            size that the stride does not fit.
 
     Example:
         >>> import torch
@@ -517,11 +513,8 @@ class LiftingSelfAttention(GroupSelfAttention):
     Args:
         in_type: trivial fields only. :class:`GroupSelfAttention` lifts every other type.
         out_type, num_heads, kernel_size: as in :class:`GroupSelfAttention`.
-        options: ``head_fields``, ``encoding``, ``window``, ``dilation``, ``causal``, ``padding_mode``, ``stride``,
-            ``scale_factor``, ``dropout``, ``qk_norm``, ``registers``, ``bias``, ``normalization``,
-            ``projection_kernel_size``, ``projection_filters``, ``poses``, ``backend`` and ``samples`` as in
-            :class:`GroupSelfAttention`; ``projection``, that of the output. With ``poses``, the id of a subgroup K,
-            heads give functions on the cosets H/K, whose encoding is a mean over K.
+        options: those of :class:`GroupSelfAttention` but ``query``, ``keys`` and ``shared_scores``; ``projection`` is
+            that of the output.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.

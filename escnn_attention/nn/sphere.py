@@ -312,8 +312,7 @@ class SphereTransformerBlock(PointBlock):
         hidden_fields: the number of functions in the network; by default twice the fields of ``out_type``.
         attention_dropout: the dropout of the attention probabilities.
         dropout, norm_kind, norm_eps, layer_scale, drop_path: as in :class:`PointTransformerBlock`.
-        options: of the attention: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``encoding``,
-            ``length_scale``, ``normalization``, ``qk_norm`` and ``edge_dim``, as in :class:`SphereSelfAttention`.
+        options: the others of :class:`SphereSelfAttention`.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, 3)``, unit vectors, to ``(N, out_type.size)`` with the same

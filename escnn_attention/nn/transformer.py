@@ -116,10 +116,7 @@ class TransformerBlock(GridModule):
         crop: the margin to take off every side of the grid once y is there, as the published GSA-Nets do.
         options: ``condition`` and ``cross_attention``, as below; ``attention_dropout``, the dropout of the attention
             probabilities; ``projection``, ``bias`` and ``samples`` of the attention and of the pointwise network; and
-            the other options of :class:`GroupSelfAttention`, such as ``head_fields``, ``query``, ``keys``,
-            ``encoding``, ``qk_norm`` and ``projection_kernel_size``. With ``poses``, the id of a subgroup K of H, the
-            queries, keys and values of the attention are functions on the cosets H/K; types, norms and the pointwise
-            network are as without.
+            the other options of :class:`GroupSelfAttention`.
 
     With ``condition=n`` and ``norm="pre"`` the block is that of adaLN-Zero. It is called with vectors c of n
     invariants, each LN is a :class:`ConditionedFieldNorm`, and a :class:`ConditionedGate` :math:`g_i(c)` multiplies
@@ -263,9 +260,8 @@ class TransformerBlock(GridModule):
 
         Raises:
             TypeError: ``input`` is not a GeometricTensor, or ``condition`` no tensor of its precision.
-            ValueError: it has another gspace or type, lies on scattered points, or nothing is left of it by ``crop``;
-                a mask of another shape, or for norms over positions; a condition of another shape, one for a block
-                that has none, or none for one that has; a memory likewise.
+            ValueError: nothing is left by ``crop``; a mask for norms over positions; a condition for a block that has
+                none, or none for one that has; a memory likewise.
         """
         x = check_input(input, self.in_type, self)
         seen = check_memory(self, self.cross_attention, memory, memory_key_padding_mask, memory_batch)
