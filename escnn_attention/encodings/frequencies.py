@@ -90,8 +90,6 @@ class RotaryEncoding(FrequencyEncoding):
     with :math:`|H|` times the heads.
 
     With ``constant_keys`` k is 1 in every channel: scores depend on offsets and poses, not on the features of the keys.
-    Another constant gives nothing new: it rotates and scales each pair of channels, as the projection of the queries
-    can.
 
     With ``values`` the values are rotated by the same angles, so that the output depends on their offsets:
 

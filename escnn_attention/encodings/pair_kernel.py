@@ -66,8 +66,7 @@ class PairKernel(Versioned):
 
     Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 3.2 and Appendix C. The published default is
     ``PairKernel(biases=True, last_activation=True)``, and the kernel for QM9 ``PairKernel("concat", "raw", "mlp",
-    hidden=6, biases=True, last_activation=True)`` with ``normalization="count"``. There the location is the logarithm
-    of the element between two points; here it is the offset and the pose, or the same with ``relation=LogMotion()``.
+    hidden=6, biases=True, last_activation=True)`` with ``normalization="count"``, both of ``relation=LogMotion()``.
     """
 
     absolute = rotates = has_start = False

@@ -27,9 +27,8 @@ class QuadraticEncoding(Encoding):
         \langle q, \rho_x(\delta) \rangle / \sqrt C = -\alpha q_0 \|\delta - (c + t)\|^2 .
 
     The weights of a query :math:`(1, 0, \dots)` are a Gaussian of variance :math:`1/(2\alpha)` about c. The next d
-    channels move the centre, by t in units of the window's reach, and the first one scales the sharpness; a negative
-    one inverts the preference. In the same way :math:`E[p] = -\beta\sqrt C\,[p \ne p_0]\,e_0` prefers the pose
-    :math:`p_0`. With sharp heads, one for each place and pose of a window, attention represents every group convolution
+    channels move the centre, by t in units of the window's reach, and the first one scales the sharpness. With sharp
+    heads, one for each place and pose of a window, attention represents every group convolution
     (:func:`escnn_attention.attention_from_convolution`).
 
     Args:

@@ -92,24 +92,18 @@ def image_type(gspace: GSpace, in_channels: int) -> FieldType:
 
 
 def field_type_of(name: str, value: int | Mapping[str, int] | FieldType, gspace: GSpace) -> FieldType:
-    """A type over a gspace, given as such or by numbers of scalars and vectors."""
-    if not isinstance(value, (FieldType, Mapping)):
-        return image_type(gspace, check_int(name, value))
-    image_type(gspace, 1)
-    if isinstance(value, Mapping):
-        return scalars_and_vectors(name, gspace, value)
-    if value.gspace != gspace:
-        raise ValueError(f"{name}: got a type over {value.gspace.name}, needed one over {gspace.name}")
-    return value
-
-
-def scalars_and_vectors(argument: str, gspace: GSpace, value: Mapping[str, int]) -> FieldType:
-    """The type of numbers of scalars and vectors, in their order."""
+    """A type over a gspace, given as such, as a number of scalars, or by numbers of scalars and vectors."""
+    if isinstance(value, FieldType):
+        if value.gspace != gspace:
+            raise ValueError(f"{name}: its gspace is {value.gspace.name}, needed {gspace.name}")
+        return value
+    if not isinstance(value, Mapping):
+        return FieldType(gspace, check_int(name, value) * [gspace.trivial_repr])
     fields = {"scalar": gspace.trivial_repr, "vector": gspace.basespace_action}
     if not value or not value.keys() <= fields.keys():
-        raise ValueError(f'{argument}: got {dict(value)!r}, needed numbers of "scalar", of "vector" or of both')
-    counts = {name: check_int(f"{argument}[{name!r}]", count) for name, count in value.items()}
-    return FieldType(gspace, [field for name, count in counts.items() for field in count * [fields[name]]])
+        raise ValueError(f'{name}: got {dict(value)!r}, needed numbers of "scalar", of "vector" or of both')
+    counts = {kind: check_int(f"{name}[{kind!r}]", count) for kind, count in value.items()}
+    return FieldType(gspace, [field for kind, count in counts.items() for field in count * [fields[kind]]])
 
 
 def attended(

@@ -67,8 +67,7 @@ class FieldTransformer(PretrainedMixin, GridModule):
     - With a ``condition`` n it is called with vectors c of n invariants, on which all blocks of the decoder and the
       last norm depend (adaLN-Zero).
 
-    On :func:`escnn_attention.sequence_space` it is the head of a diffusion or flow policy: from noisy actions, what the
-    cameras see and the embedding of the diffusion step to a velocity of every action. An element of the group that
+    On :func:`escnn_attention.sequence_space` it is the head of a diffusion or flow policy. An element of the group that
     transforms input and memory transforms the output.
 
     Args:

@@ -14,7 +14,7 @@ from escnn_attention._checks import check_bool, check_int, check_ints, check_seq
 from escnn_attention.exporting.modules import exported_parts, on_tensors
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.classifier import images_of
-from escnn_attention.models.convolutions import field_type_of
+from escnn_attention.models.convolutions import field_type_of, image_type
 from escnn_attention.models.hybrid import check_odd_widths, steerable_convolution
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import PaddingMode, check_padding_mode
@@ -142,6 +142,7 @@ class FieldUNet(PretrainedMixin, GridModule):
         patch_size: int | None = None,
         features_only: bool = False,
     ):
+        image_type(gspace, 1)
         given = field_type_of("in_type", in_type, gspace)
         regular = gspace.regular_repr
         number = len(check_sequence("widths", widths, "one number for each level"))

@@ -108,9 +108,6 @@ class GroupCNN(_PublishedNetwork):
     ``"poses"``    :math:`\alpha_{RH}` the input, in poses only
     ============== =================== ======================================================
 
-    The BIG versions of the paper are plain networks of greater ``width``: 11, 15 and 19 fields have about as many
-    parameters as :math:`\alpha_F`, :math:`\alpha_{CH}` and :math:`\alpha_{SP}`, and :math:`\alpha`.
-
     Args:
         gspace: the symmetry, of the plane or of space.
         in_channels: the channels of the images.
@@ -224,9 +221,8 @@ class AllCNNC(_PublishedNetwork):
     last two, of 1×1, each followed by batch norm and ReLU, the last one too; then a mean over poses and positions.
     Dropout on the image and behind the third and sixth convolution.
 
-    The third and sixth convolution of the original have stride 2, which on grids of even size is not equivariant.
-    Here, as in the paper (Appendix C), they have none, and a 2×2 maximum is taken before their batch norm; grids of odd
-    size are pooled symmetrically (:class:`HalvingPool`).
+    In place of a stride the third and sixth convolution have a 2×2 maximum before their batch norm, as in the paper
+    (Appendix C); grids of odd size are pooled symmetrically (:class:`HalvingPool`).
 
     Args:
         gspace, in_channels, num_classes: as of :class:`GroupCNN`.

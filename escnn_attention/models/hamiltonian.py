@@ -36,13 +36,11 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
         \qquad \dot q_i = \frac{p_i}{m_i}, \quad \dot p_i = -\frac{\partial V}{\partial q_i}
 
     The kinetic energy is known. The potential is a network that gives one number per cloud, from positions relative to
-    their mean and from features, one of which is the mass. Symmetries of V are symmetries of the motion: total momentum
-    is conserved, and with an invariant network rotated systems have rotated trajectories. The equations conserve H for
-    every network, and a rollout does so up to the error of the integrator.
+    their mean and from features, one of which is the mass. Total momentum is conserved, H up to the error of the
+    integrator, and with an invariant network rotated systems have rotated trajectories.
 
-    Everything is differentiable. The gradient of a loss on trajectories needs second derivatives of V, which PyTorch's
-    fused attention does not have: :class:`PointSelfAttention` layers in the network are set from ``backend="auto"`` to
-    ``"neighbours"``, and ``"dense"`` is refused.
+    Everything is differentiable, by second derivatives of V: :class:`PointSelfAttention` layers in the network are set
+    from ``backend="auto"`` to ``"neighbours"``, and ``"dense"``, which has none, is refused.
 
     Args:
         potential: of ``(features, coords, batch=batch)`` to ``(B, 1)``, smooth in the coordinates: a

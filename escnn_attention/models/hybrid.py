@@ -29,9 +29,8 @@ class HybridNet(EquivariantClassifier):
     r"""Steerable convolutions for local features, followed by group self-attention.
 
     A network of stages, each on half as many positions along every axis as the one before. A stage is a number of
-    steerable convolutions (with batch norm and ReLU), and then a number of :class:`TransformerBlock`\ s; convolutions
-    in the early stages and attention in the late ones is the usual division of labour. Without any attention it is the
-    steerable G-CNN of the same outline; with a stem of attention and no other convolution it has attention only.
+    steerable convolutions (with batch norm and ReLU), and then a number of :class:`TransformerBlock`\ s. Without any
+    attention it is the steerable G-CNN of the same outline.
 
     Args:
         gspace: the symmetry, of the plane or of space.

@@ -13,7 +13,7 @@ from escnn_attention._checks import check_bool, check_int, check_length, check_o
 from escnn_attention.encodings import RotaryEncoding
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.cloud_network import CloudNetwork
-from escnn_attention.models.point_transformer import in_type_of
+from escnn_attention.models.convolutions import field_type_of
 from escnn_attention.nn.arguments import check_options, check_type, option_names
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.point_attention import PointSelfAttention
@@ -167,8 +167,8 @@ class PlatonicTransformer(CloudNetwork):
     ):
         if pool is not None:
             check_option("pool", pool, ("mean", "sum"))
-        super().__init__(gspace, in_type_of(gspace, in_type))
-        self.out_type = in_type_of(gspace, out_type)
+        super().__init__(gspace, field_type_of("in_type", in_type, gspace))
+        self.out_type = field_type_of("out_type", out_type, gspace)
         hidden = FieldType(gspace, check_int("fields", fields) * [gspace.regular_repr])
         options = dict(block or {})
         check_options("block", options, option_names(PlatonicBlock))

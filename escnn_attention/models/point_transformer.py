@@ -19,9 +19,9 @@ from escnn_attention.geometry.relations import Relation
 from escnn_attention.groups.fibers import Fibers, count_irreps, fibers, frames, invariant_vectors
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.models.cloud_network import CloudNetwork
-from escnn_attention.models.convolutions import scalars_and_vectors
+from escnn_attention.models.convolutions import field_type_of
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
-from escnn_attention.nn.arguments import check_options, check_same_gspace, check_type, option_names
+from escnn_attention.nn.arguments import check_options, option_names
 from escnn_attention.nn.heads import is_scalar
 from escnn_attention.nn.invariants import PowerSpectrum
 from escnn_attention.nn.module import PlainModule
@@ -142,7 +142,7 @@ class PointTransformer(CloudNetwork):
         chosen_head = _Head.of(head)
         _check_pooling(pool, readout)
         check_int("num_blocks", num_blocks)
-        super().__init__(gspace, in_type_of(gspace, in_type))
+        super().__init__(gspace, field_type_of("in_type", in_type, gspace))
         self.pool: Pool | None = pool
         self.signs = _signs(self.in_type, even_in)
         chosen = as_samples(samples)
@@ -166,7 +166,7 @@ class PointTransformer(CloudNetwork):
         self.num_outputs: int | None = None
         if isinstance(out_type, int):
             self.num_outputs = check_int("out_type", out_type)
-            self.out_type = _scalars(gspace, "out_type", out_type)
+            self.out_type = field_type_of("out_type", out_type, gspace)
             invariants: ToPoses | PlainPowerSpectrum = to_poses
             widths = (1 + chosen_head.layers) * [width] + [self.num_outputs]
             if chosen_head.poses == "spectrum":
@@ -211,23 +211,6 @@ def _blocks(types: list[FieldType], num_heads: int, options: dict[str, Any]) -> 
     )
 
 
-def in_type_of(gspace: GSpace, value: int | Mapping[str, int] | FieldType) -> FieldType:
-    """The type of the features, from a number of scalars, numbers of scalars and vectors, or a type."""
-    if isinstance(value, Mapping):
-        return scalars_and_vectors("in_type", gspace, value)
-    return _scalars(gspace, "in_type", value)
-
-
-def _scalars(gspace: GSpace, name: str, value: int | FieldType) -> FieldType:
-    """A type itself, or that of a number of scalars."""
-    if isinstance(value, int):
-        return FieldType(gspace, check_int(name, value) * [gspace.trivial_repr])
-    field_type = check_type(name, value)
-    if field_type.gspace != gspace:
-        raise ValueError(f"{name}: its gspace is {field_type.gspace.name}, needed {gspace.name}")
-    return field_type
-
-
 def _named(gspace: GSpace, value: str | FieldType) -> FieldType:
     if value == "vector":
         return FieldType(gspace, [gspace.basespace_action])
@@ -235,17 +218,14 @@ def _named(gspace: GSpace, value: str | FieldType) -> FieldType:
         return FieldType(gspace, [symmetric_tensor_repr(gspace)])
     if isinstance(value, str):
         raise ValueError(f'out_type: got {value!r}, needed a number, a FieldType, "vector" or "symmetric tensor"')
-    return _scalars(gspace, "out_type", value)
+    return field_type_of("out_type", value, gspace)
 
 
 def _hidden_type(in_type: FieldType, fields: int | Mapping[str, int] | FieldType, samples: Samples | None) -> FieldType:
     """The type of the features of the blocks."""
     gspace = in_type.gspace
-    if isinstance(fields, Mapping):
-        return scalars_and_vectors("fields", gspace, fields)
-    if isinstance(fields, FieldType):
-        check_same_gspace(in_type, fields)
-        return fields
+    if isinstance(fields, (Mapping, FieldType)):
+        return field_type_of("fields", fields, gspace)
     if samples is not None:
         raise TypeError(f"fields: got {fields!r}, needed a FieldType: {gspace.name} has no regular fields")
     return FieldType(gspace, check_int("fields", fields) * [gspace.regular_repr])

@@ -15,7 +15,7 @@ from escnn_attention._checks import check_bool, check_int, check_ints
 from escnn_attention.exporting.modules import exported_parts
 from escnn_attention.groups.fibers import invariant_vectors
 from escnn_attention.models.classifier import InvariantLogits, images_of
-from escnn_attention.models.convolutions import field_type_of
+from escnn_attention.models.convolutions import field_type_of, image_type
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.embeddings import PatchDecoder, PatchEmbedding, PositionTable
 from escnn_attention.nn.invariants import PowerSpectrum
@@ -40,9 +40,6 @@ class VisionTransformer(PretrainedMixin, PlainVisionTransformer):
     with the norm ``"fields"``. Then a linear map leaves the group: of the features themselves, so that the following
     blocks depend on the orientation of the image (the hybrid), or of their :class:`PowerSpectrum`, after which
     everything is invariant. The blocks behind it are ordinary ones, those of the trivial group.
-
-    In patches of fewer than 4 positions along an axis some reflection fixes every position, so that some irreps are
-    zero, as in the published networks.
 
     Args:
         gspace: the symmetry; a finite group that maps a square onto itself, such as ``gspaces.flipRot2dOnR2(4)``.
@@ -116,6 +113,7 @@ class VisionTransformer(PretrainedMixin, PlainVisionTransformer):
         block: Mapping[str, Any] | None = None,
     ):
         super().__init__()
+        image_type(gspace, 1)
         in_type = field_type_of("in_channels", in_channels, gspace)
         self.out_type: FieldType | None = None
         if num_classes is not None and not isinstance(num_classes, int):

@@ -44,15 +44,14 @@ class _Conditioned(PlainModule):
         Args:
             input: features of type ``in_type``, on a grid or at points.
             condition: invariant vectors of n components. On grids and sequences ``(B, n)``, or ``(B, n, *space)`` for
-                one at each position. At points, with ``batch``, ``(clouds, n)``; or ``(N, n)``, one for each point; or,
-                without ``batch``, ``(1, n)`` for the single cloud. A tensor with as many rows as there are points has
-                one for each point. Or n trivial fields at the same positions.
+                one at each position. At points ``(N, n)``, one for each point, or, with ``batch``, ``(clouds, n)``, and
+                without ``(1, n)``. Or n trivial fields at the same positions.
             batch: ``(N,)``, the number of the cloud of each point; None for a single cloud, and on grids.
 
         Raises:
             TypeError: ``condition`` is no tensor, or of another precision than the features.
-            ValueError: it has another shape, on another device, or fields that are not trivial; or it has a row for
-                each point and for each cloud, of which each has one, in another order.
+            ValueError: it has another shape or device, or fields that are not trivial; or a row for each point and for
+                each cloud, of which each has one, in another order.
         """
         check = check_field if self.pointwise else check_input
         x = check(input, self.in_type, self)

@@ -30,8 +30,7 @@ class PatchEmbedding(PlainModule):
         K(h u) = \rho_\text{out}(h)\, K(u)\, \rho_\text{in}(h)^{-1}
 
     for patches about X that do not overlap. The kernel is free at one pixel u of each orbit of a patch, but for what
-    the elements that leave u where it is make equal. Patches of an even and of an odd size are symmetric about their
-    middles alike. The layer commutes with the group on images whose sides are multiples of the patch.
+    the elements that keep u make equal. It commutes with the group on images whose sides are multiples of the patch.
 
     Args:
         in_type: the type of the input: any fields, such as the colours of images or velocities.
@@ -182,11 +181,10 @@ class PositionTable(PlainModule):
 
     .. math:: y(x) = f(x) + p(x), \qquad p(h u) = \rho(h)\, p(u)
 
-    for one position u of each orbit of the grid, where p is free, but for what the elements that leave u where it is
-    make equal. So p is any field that the group leaves as it is, :math:`\rho(g)\,p(g^{-1}x) = p(x)`, and adding it
-    commutes with the group. It tells positions apart, and does not commute with translations. On a grid of another size
-    the table is interpolated, bicubically in the plane and linearly in space, which commutes with the group as well.
-    :class:`PositionEmbedding` learns a continuous function instead, for any group, and at points too.
+    for one position u of each orbit of the grid: p is any field that the group leaves as it is, so that adding it
+    commutes with the group, and not with translations. On a grid of another size the table is interpolated,
+    bicubically in the plane and linearly in space. :class:`PositionEmbedding` learns a continuous function instead,
+    for any group, and at points too.
 
     Args:
         in_type: the type of the input and of the output: any fields.
@@ -227,10 +225,9 @@ class PositionEmbedding(PlainModule):
     .. math:: y(x) = f(x) + \sum_h \rho(h)\, W\, \varphi(h^{-1} x)
 
     with a continuous function :math:`\varphi` of the position and :math:`\rho` the representation of the features. The
-    field that is added is invariant, :math:`\rho(g)\,p(g^{-1}x) = p(x)`, whatever :math:`\varphi` is, so that adding it
-    commutes with the fiber group. It tells positions apart, and therefore does not commute with translations of an
-    image. On a grid x is measured from its centre, in units of half its longest side; at points from the mean of the
-    cloud, in units of ``length_scale``, so that translations of a cloud change nothing.
+    group leaves the field as it is, whatever :math:`\varphi` is, so that adding it commutes with the fiber group, and
+    not with translations of an image. On a grid x is measured from its centre, in units of half its longest side; at
+    points from the mean of the cloud, in units of ``length_scale``.
 
     Args:
         in_type: the type of the input and of the output: any fields.

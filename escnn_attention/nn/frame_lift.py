@@ -23,10 +23,9 @@ class FrameLift(PlainModule):
 
     .. math:: F(x)(p, h) = \phi(h^{-1} x)(h^{-1} p)
 
-    The outputs for all poses h are the channels of regular fields at the positions p. A group element only permutes
-    poses and positions, for any network, so pretrained backbones can be part of equivariant networks, at :math:`|H|`
-    times their cost. The layer is exactly equivariant to every element; groups that do not map the grid onto itself are
-    refused.
+    The outputs for all poses h are the channels of regular fields at the positions p, which group elements permute: the
+    layer is exactly equivariant, for any network, such as a pretrained backbone, at :math:`|H|` times its cost. Groups
+    that do not map the grid onto itself are refused.
 
     The network returns feature maps ``(B, D, *grid)`` or tokens ``(B, R + N, D)``: R prefix tokens, such as class and
     register tokens, and one token for every square patch, row by row. Networks of timm are called by their

@@ -38,12 +38,8 @@ class FieldLayerNorm(PlainModule):
     invariant because the representations are orthogonal. :math:`\gamma` is one number a field and :math:`\beta` one a
     trivial component, both learned, so the layer commutes with the group.
 
-    With ``scope="pose"`` each pose of regular fields is normalised separately, over the fields, as in Platonic
-    Transformers; group elements permute the poses with their statistics.
-
     With ``num_groups`` each group of consecutive fields has statistics of its own. With ``scope="sample"`` it is the
-    group norm, and with as many groups as fields the instance norm. To take a mean of the scalars of a mixed type, and
-    none of other fields, set ``kind="layer"``.
+    group norm, and with as many groups as fields the instance norm.
 
     Args:
         in_type: the type of the input and of the output.

@@ -119,9 +119,8 @@ class LiftAverage(torch.nn.Module):
 
     .. math:: y_i = \frac{1}{S} \sum_{s=1}^S \rho(R_{is})\, f_i(s)
 
-    The features of the lifts are invariant: the components of the fields in their frames. It inverts the action of
-    :class:`PointLift` on features of the same type, and after layers on lifted points its output is as equivariant as
-    they are invariant.
+    It inverts the action of :class:`PointLift` on features of the same type, and after layers on lifted points its
+    output is as equivariant as they are invariant.
 
     Args:
         out_type: any fields over ``gspaces.rot2dOnR2(-1)`` or ``gspaces.rot3dOnR3()``.

@@ -185,10 +185,9 @@ class PoseFeedForward(PlainModule):
 
     .. math:: y = \sum_h \rho_\mathrm{out}(h)\, W_2\, \sigma(W_1 \rho_\mathrm{in}(h)^{-1} x + b_1) + b_2
 
-    For a finite fiber group it is :class:`PoseLinear`, :class:`escnn_attention.SiLU` and :class:`PoseLinear`. For a
-    continuous one the hidden fields are functions on its :class:`escnn_attention.Samples`, on which a nonlinearity may
-    act, and the sum is a quadrature: exact for the elements of a subgroup that is sampled, and otherwise up to an error
-    that falls with the number of samples.
+    For a continuous fiber group the hidden fields are functions on its :class:`escnn_attention.Samples`, and the sum is
+    a quadrature: exact for the elements of a subgroup that is sampled, and otherwise up to an error that falls with the
+    number of samples.
 
     Args:
         in_type: the type of the input.
@@ -260,9 +259,8 @@ class PoseFeedForward(PlainModule):
 class FieldLinear(PlainModule):
     r"""Every equivariant linear map between two types at every position, exact for every fiber group.
 
-    By Schur's lemma it mixes the copies of an irrep among each other, by numbers, or by elements of the algebra of maps
-    of the irrep to itself, which for a rotation of the plane are complex numbers. escnn's 1×1 convolution is the same
-    map; it holds its basis in float32.
+    By Schur's lemma it mixes the copies of an irrep among each other, by maps of the irrep to itself, which for a
+    rotation of the plane are complex numbers. escnn's 1×1 convolution is the same map, with a basis in float32.
 
     Args:
         in_type: the type of the input.
@@ -322,8 +320,7 @@ def _irreps(field_type: FieldType) -> dict[tuple, list[tuple[np.ndarray, np.ndar
 class LayerScale(PlainModule):
     r"""A learned gain for every field, initially small: :math:`y_f = \lambda_f x_f`.
 
-    All components of a field, and so all poses of a regular field, have the same gain, which commutes with every
-    representation.
+    All components of a field have the same gain, which commutes with every representation.
 
     Args:
         in_type: the type of the input and of the output: any fields.

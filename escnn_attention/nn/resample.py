@@ -61,9 +61,8 @@ class Crop(PlainModule):
 class HalvingPool(PlainModule):
     """Halves the grid by pooling, exactly equivariant at every size.
 
-    A pooling commutes with the group only where the windows are placed symmetrically about the centre: windows of 2
-    with stride 2 on an axis of even length, of 3 with stride 2 on one of odd length. (Windows of 2 leave the last
-    position of an odd axis out, and with it the equivariance.) Both give half the length, rounded down.
+    The windows are placed symmetrically about the centre, so that the pooling commutes with the group: windows of 2
+    with stride 2 on an axis of even length, of 3 with stride 2 on one of odd length.
 
     Args:
         in_type: the type of the input and of the output; for ``kind="max"``, fields with pointwise nonlinearities.
@@ -119,9 +118,8 @@ class AntialiasedPool(HalvingPool):
     Along each axis the features are averaged with binomial weights and read at every second position: weights
     (1, 3, 3, 1) between pairs of positions on an axis of even length, (1, 4, 6, 4, 1) at the second, fourth, ...
     position on one of odd length. Both are symmetric about the centre of the grid, so that the pooling commutes with
-    every element that maps the grid onto itself, and small shifts change little. Where the blur reaches beyond the
-    border, it is over the positions that there are. (A blur of one width with stride 2 reads the first position and, on
-    even axes, not the last: escnn's ``PointwiseAvgPoolAntialiased2D`` is exact on odd sizes only.)
+    every element that maps the grid onto itself, and small shifts change little. (escnn's
+    ``PointwiseAvgPoolAntialiased2D`` is exact on odd sizes only.)
 
     Args:
         in_type: the type of the input and of the output; for ``kind="max"``, fields with pointwise nonlinearities.

@@ -121,7 +121,7 @@ def test_bad_arguments():
     scalars = spaces.scalars(GROUPS[0], 2)
     with pytest.raises(ValueError, match="num_classes: got a type"):
         VisionTransformer(GROUPS[0], 2, scalars, **SIZES)
-    with pytest.raises(ValueError, match="in_channels: got a type over"):
+    with pytest.raises(ValueError, match="in_channels: its gspace"):
         VisionTransformer(GROUPS[1], scalars, 3, **SIZES)
     with pytest.raises(ValueError, match="square grid"):
         VisionTransformer(gspaces.rot2dOnR2(8), 2, 3, **SIZES)
