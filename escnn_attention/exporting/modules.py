@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -81,7 +81,9 @@ def exported(module: EquivariantModule) -> torch.nn.Module:
     return plain.eval()
 
 
-def exported_parts(module: torch.nn.Module, plain_type: type[torch.nn.Module]) -> torch.nn.Module:
+def exported_parts(
+    module: torch.nn.Module, plain_type: Callable[..., torch.nn.Module], leave_out: Collection[str] = ()
+) -> torch.nn.Module:
     """The plain module of a type whose arguments have the names of the parts of ``module``, from exports of these."""
     module.eval()
 
@@ -91,7 +93,8 @@ def exported_parts(module: torch.nn.Module, plain_type: type[torch.nn.Module]) -
         return exported(part) if isinstance(part, EquivariantModule) else copy.deepcopy(part)
 
     # Not named_children(), which leaves out a module that is two parts at once.
-    return plain_type(**{name: plain(part) for name, part in module._modules.items() if part is not None}).eval()
+    parts = {name: part for name, part in module._modules.items() if part is not None and name not in leave_out}
+    return plain_type(**{name: plain(part) for name, part in parts.items()}).eval()
 
 
 def on_tensors(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -10,19 +10,19 @@ from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
+from escnn_attention.exporting.modules import exported_parts
 from escnn_attention.geometry.cache import kept, shared_geometry
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import check_points
 from escnn_attention.nn.point_module import check_cloud
-from escnn_attention.nn.transformer import PointBlock
-from escnn_attention.plain.point_network import PointForward, PointNetwork
+from escnn_attention.plain.point_network import PointNetwork
 
 
-class CloudNetwork(PretrainedMixin, PointForward):
+class CloudNetwork(PretrainedMixin, PointNetwork):
     """An embedding, blocks and a head between points: the base class of the networks on clouds.
 
     A subclass sets ``embedding``, ``blocks`` and ``head``, and where it has them ``norm``, ``positions``, ``waves`` and
-    ``signs``: see :class:`~escnn_attention.plain.point_network.PointForward`.
+    ``signs``: see :class:`~escnn_attention.plain.point_network.PointNetwork`.
 
     >>> from escnn_attention.models import LieTransformer
     >>> from escnn import gspaces
@@ -36,8 +36,6 @@ class CloudNetwork(PretrainedMixin, PointForward):
         super().__init__()
         self.gspace = gspace
         self.in_type = in_type
-        self.norm = self.positions = self.waves = None
-        self.register_buffer("signs", None, persistent=False)
 
     def forward(  # type: ignore[override]
         self,
@@ -82,7 +80,7 @@ class CloudNetwork(PretrainedMixin, PointForward):
         measure: Tensor | None,
         edge_attr: Tensor | None = None,
     ) -> Tensor:
-        return PointForward.forward(self, x.tensor, x.coords, edge_index, batch, mask, measure, edge_attr)
+        return PointNetwork.forward(self, x.tensor, x.coords, edge_index, batch, mask, measure, edge_attr)
 
     def _check_clouds(self, coords: Tensor, *arguments: Tensor | None) -> None:
         kept(check_cloud, coords, *arguments)
@@ -120,13 +118,5 @@ class CloudNetwork(PretrainedMixin, PointForward):
 
         It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None, edge_attr=None)`` to the output.
         """
-        self.eval()
-        return PointNetwork(
-            self.embedding.export(),
-            [cast(PointBlock, block).export() for block in self.blocks],
-            torch.nn.Identity() if self.norm is None else self.norm.export(),
-            copy.deepcopy(self.head),
-            self.positions,
-            copy.deepcopy(self.waves),
-            None if self.signs is None else self.signs.clone(),
-        ).eval()
+        make = partial(PointNetwork, self.positions, None if self.signs is None else self.signs.clone())
+        return exported_parts(self, make, leave_out=("lift",))

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention.geometry.cache import shared_geometry
+from escnn_attention.plain.blocks import Parts
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.cloud_pooling import Pool, count_clouds, offsets_from_mean, pool_clouds, read
 from escnn_attention.plain.invariants import PowerSpectrum
@@ -176,8 +177,8 @@ class LiftedHead(torch.nn.Module):
         return y if self.readout == "points" else self.perceptron(y)
 
 
-class PointForward(torch.nn.Module):
-    """The forward pass of networks on clouds: ``blocks`` between an ``embedding`` and a ``head``.
+class PointNetwork(Parts):
+    """A network on clouds: ``blocks`` between an ``embedding`` and a ``head``.
 
     Attributes:
         norm: None, or a module between the last block and the head.
@@ -186,13 +187,14 @@ class PointForward(torch.nn.Module):
         signs: None, or those of the input under which the output is :func:`even <even_part>`.
     """
 
-    embedding: Any
-    blocks: torch.nn.ModuleList
-    norm: Any
     head: Any
-    positions: float | None
-    waves: Any
-    signs: Tensor | None
+
+    optional = ("norm", "waves")
+
+    def __init__(self, positions: float | None = None, signs: Tensor | None = None, **parts: Any):
+        super().__init__(**parts)
+        self.positions = positions
+        self.register_buffer("signs", signs, persistent=False)
 
     def forward(
         self,
@@ -239,29 +241,6 @@ class PointForward(torch.nn.Module):
         """Apply a block; the arguments are the edges, the clouds, the mask, the measure and the features of edges."""
         y: Tensor = block(x, coords, *arguments)
         return y
-
-
-class PointNetwork(PointForward):
-    """A network on ``(N, in)`` with coordinates ``(N, d)``: see :class:`PointForward`."""
-
-    def __init__(
-        self,
-        embedding: torch.nn.Module,
-        blocks: Sequence[torch.nn.Module],
-        norm: torch.nn.Module,
-        head: torch.nn.Module,
-        positions: float | None = None,
-        waves: torch.nn.Module | None = None,
-        signs: Tensor | None = None,
-    ):
-        super().__init__()
-        self.embedding = embedding
-        self.blocks = torch.nn.ModuleList(blocks)
-        self.norm = norm
-        self.head = head
-        self.positions = positions
-        self.waves = waves
-        self.register_buffer("signs", signs, persistent=False)
 
 
 class PoseWaves(ExactBuffers):
