@@ -161,15 +161,10 @@ class Encoding(Versioned, ABC):
         return bound
 
     def needs(self, channels: int, dim: int, normalization: Normalization = "softmax") -> Needs:
-        """The projections that a layer needs for its scores.
+        """The projections that a layer needs for its scores, with heads of C channels and offsets of ``dim`` numbers.
 
         A bias of the keys adds the same to all scores of a query and drops out of a softmax, except where the offset
         rotates it. Scores that are divided by the number of keys keep it.
-
-        Args:
-            channels: the channels C of a head.
-            dim: the dimension of the offsets.
-            normalization: the normalisation of the scores.
         """
         return Needs(key_bias=channels if normalization == "count" else self.rotated_channels(channels) if dim else 0)
 
@@ -291,17 +286,6 @@ class Encoding(Versioned, ABC):
 
         Returns:
             :math:`\varphi`, ``(B, F, n)``, and W, ``(heads or 1, C, F)``; None where it has no such form.
-
-        Example:
-            >>> import torch
-            >>> from escnn_attention import MLPEncoding
-            >>> encoding = MLPEncoding(hidden=8).bind(dim=2, num_heads=3, channels=4, num_poses=1)
-            >>> delta = torch.randn(5, 2)
-            >>> features, readout = encoding.features(delta.T.unsqueeze(0))
-            >>> features.shape, readout.shape
-            (torch.Size([1, 8, 5]), torch.Size([3, 4, 8]))
-            >>> torch.allclose((readout @ features).mT, encoding.offsets(delta), atol=1e-5)
-            True
         """
         waves = self.waves()
         if waves is None:
@@ -318,10 +302,9 @@ class Encoding(Versioned, ABC):
         return None
 
     def waves(self) -> tuple[Tensor, Tensor] | None:
-        r"""The function of the offset in the form :math:`W [\cos\Omega\delta, \sin\Omega\delta]`.
+        r"""Ω ``(F, d)`` and W ``(heads or 1, C, 2F)`` of a function :math:`W [\cos\Omega\delta, \sin\Omega\delta]`.
 
-        Returns:
-            :math:`\Omega`, ``(F, d)``, and W, ``(heads or 1, C, 2F)``; None where it has no such form.
+        None where it has no such form.
         """
         return None
 

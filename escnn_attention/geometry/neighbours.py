@@ -25,14 +25,11 @@ from escnn_attention.geometry.cache import constant_tables
 
 
 class Chunk(NamedTuple):
-    """Groups of queries that see the same keys; -1 fills up.
+    """Groups of queries ``(G, A)`` that see the same keys ``(G, K)``; -1 fills up, where a chunk is ``padded``.
 
-    Attributes:
-        queries: ``(G, A)``; the tensor ``keys`` itself where all points of a group see each other.
-        keys: ``(G, K)``.
-        padded: whether there is any -1.
-        first: where queries and keys are all points from this one on, row by row, its number; None elsewhere.
-        edges: ``(G, K)``, the numbers of the edges from the keys, of numbered lists; None elsewhere.
+    ``queries`` is ``keys`` itself where all points of a group see each other. ``first``: queries and keys are all
+    points from this one on, row by row. ``edges`` ``(G, K)`` are the numbers of the edges from the keys, of numbered
+    lists.
     """
 
     queries: Tensor
@@ -46,11 +43,7 @@ class Neighbours(ABC):
     """Which points each point sees."""
 
     def chunks(self, limit: int) -> list[Chunk]:
-        """Chunks of all queries that see anything, each once.
-
-        Args:
-            limit: the most pairs of a query and a key in a chunk, as far as the keys of one query are not more.
-        """
+        """Chunks of all queries that see anything, each once, of at most so many pairs, or of one query."""
         return self._once(self._chunks, limit)
 
     def _once(self, make: Callable[..., list[Chunk]], *arguments: Any) -> list[Chunk]:
@@ -68,16 +61,9 @@ class Neighbours(ABC):
 
 
 class Lists(Neighbours):
-    """A list of keys for every query.
+    """A list of keys for every query, of edges ``(2, E)`` from keys to queries, among N points or from other points.
 
-    Args:
-        edges: ``(2, E)``, from keys in the first row to queries in the second.
-        num_points: N.
-        num_keys: the number of other points that are the keys; None for the same points.
-        numbered: whether chunks tell which edge is which.
-
-    Raises:
-        ValueError: an edge is from or to a point that is not there.
+    Numbered lists tell which edge is which.
     """
 
     def __init__(self, edges: Tensor, num_points: int, num_keys: int | None = None, numbered: bool = False):

@@ -196,16 +196,9 @@ class LogMotion(Relation):
         raise TypeError("relation: LogMotion is a function of poses, too, and not of two positions")
 
     def tables(self, inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Matrices that multiply the offset for every pose h and pose of the key, and the vectors that are added.
+        """Matrices ``(H, H, D, d)`` that multiply the offset, for pairs of poses, and vectors ``(H, H, D)`` to add.
 
-        Args:
-            inverse: ``(H, d, d)``; the matrix of the inverse of each element.
-
-        Returns:
-            ``(H, H, D, d)``, for offsets that h has not seen yet, and ``(H, H, D)``.
-
-        Raises:
-            ValueError: an element is no rotation.
+        ``inverse`` are the matrices of the inverses of the elements, all of them rotations.
         """
         if not (np.linalg.det(inverse) > 0).all():
             raise ValueError("relation: LogMotion is for groups of rotations, got one with reflections or inversions")

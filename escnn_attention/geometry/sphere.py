@@ -82,11 +82,7 @@ class SphereGrid:
         self.weights = torch.tensor(np.repeat(area, num_longitudes))
 
     def points(self, x: Tensor, field_type: FieldType) -> tuple[GeometricTensor, Tensor, Tensor]:
-        """Images on the grid as features at points.
-
-        Args:
-            x: ``(B, C, latitudes, longitudes)``.
-            field_type: its type, of size C, over a gspace on R³.
+        """Images ``(B, C, latitudes, longitudes)`` on the grid as features at points.
 
         Returns:
             the features ``(B · N, C)`` with their coordinates; the number of the image of each point; the weight of
@@ -105,11 +101,7 @@ class SphereGrid:
         return field_type(features, coords), batch, measure
 
     def image(self, x: GeometricTensor | Tensor) -> Tensor:
-        """Features at the points of B grids, ``(B · N, C)``, as images ``(B, C, latitudes, longitudes)``.
-
-        Raises:
-            ValueError: another number of points.
-        """
+        """Features at the points of B grids, ``(B · N, C)``, as images ``(B, C, latitudes, longitudes)``."""
         features = x if isinstance(x, Tensor) else x.tensor
         if features.dim() != 2 or len(features) % len(self.coords):
             raise ValueError(f"x: got shape {tuple(features.shape)}, needed (B · {len(self.coords)}, C)")

@@ -95,12 +95,6 @@ class Blocks(ABC):
         queries: ``(T, Q)``; the positions of the queries of each of the T blocks. -1 fills up.
         keys: ``(T, S)`` or ``(1, S)``; the positions of the candidate keys of a block. -1 fills up.
         place: ``(N,)``; where among all ``T · Q`` queries each position stands.
-
-    Example:
-        >>> from escnn_attention.geometry.grid import Grid
-        >>> blocks = Grid((5,), Window()).blocks(max_queries=2)
-        >>> blocks.queries.tolist(), blocks.keys.tolist(), blocks.rows(0, 3).shape
-        ([[0, 1], [2, 3], [4, -1]], [[0, 1, 2, 3, 4]], torch.Size([3, 2, 5]))
     """
 
     queries: Tensor

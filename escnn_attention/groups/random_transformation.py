@@ -77,22 +77,6 @@ class RandomTransformation(torch.nn.Module):
     Because :math:`\rho(g h_s)^{-1} = \rho(h_s)^{-1} \rho(g)^{-1}`, it is enough to transform the features by
     :math:`\rho_\mathrm{in}(g)^{-1}` and the coordinates by :math:`g^{-1}`, to apply the layer, and to transform the
     output by :math:`\rho_\mathrm{out}(g)`. The relative elements :math:`h_s^{-1} h_t` do not change.
-
-    Args:
-        inputs: the action of elements on the input.
-        outputs: their action on the output.
-        space: their matrices on the base space.
-
-    Example:
-        >>> from escnn_attention import GroupSelfAttention, Samples
-        >>> from escnn import gspaces, nn
-        >>> g = gspaces.rot3dOnR3()
-        >>> vectors = nn.FieldType(g, 2 * [g.irrep(1)])
-        >>> layer = GroupSelfAttention(vectors, vectors, kernel_size=None, samples=Samples(12, turn="random"))
-        >>> element = layer.plain.transformation.draw()
-        >>> matrix = layer.plain.transformation.space(element)
-        >>> torch.allclose(matrix @ matrix.T, torch.eye(3, dtype=torch.float64))
-        True
     """
 
     def __init__(self, inputs: FieldTransformation, outputs: FieldTransformation, space: LieRepresentation):

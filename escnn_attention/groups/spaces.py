@@ -29,11 +29,6 @@ class Tetrahedral(Octahedral):
 
     Its irreps are the trivial one, ``(0,)``; the rotations, ``(1,)``; and the rotations of a plane by thirds of a turn,
     ``(2,)``, which are those of its quotient :math:`C_3`. Its subgroups are not implemented.
-
-    Example:
-        >>> group = tetra_group()
-        >>> group.order(), [irrep.size for irrep in group.irreps()], group.regular_representation.size
-        (12, [1, 3, 2], 12)
     """
 
     _instance: Tetrahedral | None = None

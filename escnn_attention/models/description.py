@@ -89,9 +89,6 @@ def build(value: Any) -> Any:
 
     Only modules, relations and samples of this package, the gspaces of escnn and its field types are imported. The
     whole description is checked before the first of them is built. Everything else in it stays a plain value.
-
-    Raises:
-        DescriptionError: it names anything else, or the arguments are not those of what it names.
     """
     _check(value)
     return _built(value)
@@ -110,11 +107,7 @@ def class_path(cls: type) -> str:
 
 
 def named(path: Any) -> Callable[..., Any]:
-    """The object that a description names: a class of this package, a function of escnn for a gspace, or field types.
-
-    Raises:
-        DescriptionError: it is anything else.
-    """
+    """The object that a description names: a class of this package, a function of escnn, or field types."""
     folder, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
     if path == _FIELDS:
         return _build_fields

@@ -94,16 +94,7 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
         self.integrator: Integrator = integrator
 
     def potential_energy(self, positions: Tensor, features: Tensor, batch: Tensor | None = None) -> Tensor:
-        """The potential energy V of each cloud, ``(B,)``.
-
-        Args:
-            positions: ``(N, d)``.
-            features: ``(N, C)``; the mass is one of them.
-            batch: ``(N,)``, the number of the cloud of each body; None for a single one.
-
-        Raises:
-            ValueError: it does not fit the positions, or the features do not, or a cloud has no bodies.
-        """
+        """The potential energy V ``(B,)`` of each cloud, of positions ``(N, d)`` and features ``(N, C)``."""
         self._check(positions, features)
         num_clouds = count_clouds(batch, positions)
         means = pool_clouds(positions, batch, num_clouds, "mean")
@@ -135,11 +126,7 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
         return -gradient
 
     def export(self) -> NoReturn:
-        """Refuse: there is no export.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Refuse with a NotImplementedError: there is no export."""
         _refuse()
 
     def rollout(
@@ -153,18 +140,13 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
         step: float,
         substeps: int = 1,
     ) -> Tensor:
-        """Positions and momenta at times 0, ``step``, 2 · ``step``, …
+        """Positions and momenta ``(N, T, 2, d)`` at times 0, ``step``, 2 · ``step``, …
 
         Args:
-            positions, momenta: ``(N, d)`` at time 0.
-            features: ``(N, C)``.
+            positions, momenta, features: ``(N, d)`` at time 0, and ``(N, C)``.
             batch: ``(N,)``, the number of the cloud of each body; None for a single one.
             num_frames: T, the first included.
-            step: the time from one frame to the next.
-            substeps: the steps of the integrator between two frames.
-
-        Returns:
-            ``(N, T, 2, d)``; of the third axis the first entry is the position.
+            step, substeps: the time from one frame to the next, and the steps of the integrator between them.
         """
         check_int("num_frames", num_frames)
         check_int("substeps", substeps)

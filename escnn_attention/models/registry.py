@@ -110,10 +110,7 @@ _WITHOUT_WEIGHTS = {
 
 
 def list_models(*, pretrained: bool = False) -> list[str]:
-    """The names that :func:`create` knows.
-
-    Args:
-        pretrained: only those with weights.
+    """The names that :func:`create` knows; with ``pretrained`` those that have weights.
 
     Example:
         >>> from escnn_attention import models

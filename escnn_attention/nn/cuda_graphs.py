@@ -159,12 +159,7 @@ class HostReads(TorchDispatchMode):
 
 
 class _Passes:
-    """The passes of a network as functions of tensors that stay where they are in memory.
-
-    Args:
-        network: the network.
-        leaves, tree: its inputs, of which all others have the shapes and types. Tensors are copied.
-    """
+    """The passes of a network as functions of tensors that stay where they are in memory: copies of some inputs."""
 
     def __init__(self, network: nn.Module, leaves: list[Any], tree: TreeSpec):
         self._network, self._tree = network, tree
@@ -277,13 +272,7 @@ def _as_in_a_graph(device: torch.device) -> torch.autocast:
 
 
 class _Graph:
-    """Recorded passes.
-
-    Args:
-        passes: their tensors.
-        parameters: of the network, which get the gradients.
-        forward, backward: what replays them.
-    """
+    """Recorded passes, and the parameters of the network, which get the gradients."""
 
     def __init__(self, passes: _Passes, parameters: list[nn.Parameter], forward: Any, backward: Any):
         self.passes, self.parameters, self.forward, self.backward = passes, parameters, forward, backward

@@ -39,15 +39,8 @@ class Resampling:
     """The grid of the queries beside that of the keys, and the queries there; at most one number is not 1.
 
     Attributes:
-        stride: queries are at every so many positions, from the first to the last.
+        stride: queries are at every so many positions, from the first to the last, or on a torus in their middle.
         scale_factor: so many queries along each axis in place of one, all with its content.
-        circular: whether the grid is a torus: with a stride, queries are in the middle of every so many positions.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.plain.self_attention import Resampling
-        >>> Resampling(stride=2)(torch.arange(5), 0).tolist(), Resampling(scale_factor=2)(torch.arange(3), 0).tolist()
-        ([0, 2, 4], [0, 0, 1, 1, 2, 2])
     """
 
     stride: int = 1
@@ -60,11 +53,7 @@ class Resampling:
         return not self.stride == self.scale_factor == 1
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the grid of the queries.
-
-        Raises:
-            ValueError: a stride does not lead from the first position to the last, or around the torus.
-        """
+        """The shape of the grid of the queries; a ValueError where the stride does not fit."""
         if self.circular and any(n % self.stride for n in shape):
             raise ValueError(
                 f"stride: got {self.stride} on a torus of {'×'.join(map(str, shape))} positions, needed sides that it "
@@ -116,17 +105,9 @@ class FieldConvolution(torch.nn.Module):
 class SelfAttention(HeadModule):
     """Projections to heads, attention between poses on a grid, projection to the output.
 
-    Maps ``(B, in, *space)`` to ``(B, out, *space)``, or to the grid of a ``resampling``. It knows the group by tables
-    only and needs no escnn.
-
-    Args:
-        window: which positions a query sees.
-        project_in, project_out, encoding, tables, mode, needs, query_weight, transformation: as in
-            :class:`~escnn_attention.plain.projections.HeadModule`. From
-            :class:`~escnn_attention.plain.projections.Scalars` queries, keys and values have no poses, and all output
-            poses share the scores of the content.
-        resampling: where the outputs are.
-        convolution: what features pass through before they are projected; None for nothing.
+    Maps ``(B, in, *space)`` to ``(B, out, *space)``, or to the grid of a ``resampling``. From
+    :class:`~escnn_attention.plain.projections.Scalars` queries, keys and values have no poses, and all output poses
+    share the scores of the content. Features pass through a ``convolution`` before they are projected, if there is one.
     """
 
     def __init__(

@@ -21,17 +21,11 @@ from escnn_attention.plain.attentive import PoseKernel
 
 
 def from_attgconv(checkpoint: Checkpoint) -> EquivariantClassifier:
-    r"""The network of a checkpoint of attentive group convolutions.
+    r"""The network of a checkpoint of attentive group convolutions, by the names and shapes of its tensors.
 
-    It loads every network that the published scripts train, by the names and shapes of its tensors: on rotated MNIST
-    the p4-CNN, plain and with :math:`\alpha`, :math:`\alpha_{CH}`, :math:`\alpha_{SP}`, :math:`\alpha_F` and
-    :math:`\alpha_{RH}` (co-attention), and the network without a group (:class:`GroupCNN`); the All-CNN-C
-    (:class:`AllCNNC`), the ResNet44 (:class:`ResNet44`) and the DenseNet (:class:`GroupDenseNet`), without a group, on
-    p4 and on p4m, plain and with :math:`\alpha_F`. All-CNN-Cs with attention on responses, which the published code
-    defines and never trains, are refused.
-
-    The published layers multiply their responses by a constant: :math:`\pi/2` on p4, :math:`\pi` on p4m. Here it is
-    part of the weights; those of the attention on responses are divided by it, so that the attention does not change.
+    It loads every network that the published scripts train. All-CNN-Cs with attention on responses, which are never
+    trained, are refused. The published layers multiply their responses by a constant: :math:`\pi/2` on p4, :math:`\pi`
+    on p4m. Here it is part of the weights; those of the attention on responses are divided by it.
     """
     if checkpoint.any("block_layers."):
         network, parts = _dense_net(checkpoint)
