@@ -20,9 +20,9 @@ constexpr int BYTES = 16;
 #endif
 // Results that are kept in registers: 4 by 4 where there are 32 of them, else 4 by 2.
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int BLOCK = 4;
+constexpr int BLOCK = 4, MOST_CHANNELS = 6;
 #else
-constexpr int BLOCK = 2;
+constexpr int BLOCK = 2, MOST_CHANNELS = 2;
 #endif
 constexpr int GROUP = 4;
 // In front of a loop over so many registers: one that is unrolled late leaves its arrays in memory.
@@ -153,12 +153,10 @@ template <class T, int R, class F> inline void reduce_lanes(const V<T>* x, T* to
     }
 }
 
-// Calls f with a number from 1 to 4 that compilers see.
-template <class F> void dispatch(int64_t n, F f) {
-    if (n == 4) f(std::integral_constant<int, 4>());
-    if (n == 3) f(std::integral_constant<int, 3>());
-    if (n == 2) f(std::integral_constant<int, 2>());
-    if (n == 1) f(std::integral_constant<int, 1>());
+// Calls f with a number from 1 to MOST that compilers see.
+template <int MOST = 4, class F> void dispatch(int64_t n, F f) {
+    if (n == MOST) f(std::integral_constant<int, MOST>());
+    if constexpr (MOST > 1) dispatch<MOST - 1>(n, f);
 }
 
 // As many vectors as they have lanes, in place.

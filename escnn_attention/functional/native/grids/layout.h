@@ -120,6 +120,10 @@ struct Layout {
         const bool torus = call.torus_from < dim && !compact;
         of_keys.find_runs(stride, torus ? least : none, torus ? most : none);
         rows = rows_of_band(call, width);
+        whole = together == 1 && rows == num_rows;
+        int64_t number = 0;
+        each_run(0, true, [&](int64_t, int64_t, int64_t, int64_t n) { number += n; });
+        keys_once = rows == num_rows && !torus && number == of_keys.positions * together;
         // Vectors begin at positions, and not in the places between.
         for (int64_t y = 0, next = 0; y < rows; y++)
             for (const Run& run : of_queries.runs[0]) {
@@ -192,6 +196,8 @@ struct Layout {
     const bool wraps;                  // whether the last row of the image lies beside the first
     const int64_t slots, positions;    // of the queries
     int64_t row, rows;                 // places of a row; rows of a band
+    bool whole;                        // whether a band is one image, so that the places of nothing are always the same
+    bool keys_once;                    // whether each key lies at one place of one band
     int64_t low, high;                 // the rows in front of a band and behind it, the first of them negative
     int64_t start = 0;                 // the place of the first query among those of the keys
     int64_t queries, keys;             // places for queries, and for keys

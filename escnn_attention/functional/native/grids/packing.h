@@ -12,12 +12,12 @@ template <class T> struct Packing {
     // band too. They come as (N, poses, channels), or as (poses, channels, N). Behind a run there are zeros until the
     // next is written.
     void pack(const T* from, int64_t poses, int64_t channels, int64_t band, bool keys, const Buffer<T>& to) const {
-        to.clear();
+        if (!layout.whole) to.clear();
         each_block(poses, channels, band, keys, [&](int64_t first, int64_t step, int64_t n, const int64_t* places,
                                                     int64_t place, int64_t number) {
             const T* in = from + first;
             T* at = to.data + place;
-            if (step == 1) return void(std::copy_n(in, n, at + places[0]));
+            if (step == 1) return copy(in, n, at + places[0], T(1));
             if (number < width) {
                 for (int64_t i = 0; i < n; i++)
                     for (int64_t j = 0; j < number; j++) at[places[j] + i] = in[i * step + j];
@@ -30,32 +30,33 @@ template <class T> struct Packing {
         });
     }
 
-    // From there to positions, times a factor. Those of keys are added, since bands share them, and a key of a torus may
-    // lie at several places.
+    // From there to positions, times a factor. Those of keys are added where bands share them, or a key of a torus lies at
+    // several places.
     void unpack(const Buffer<T>& from, int64_t poses, int64_t channels, int64_t band, bool keys, T* to,
                 T factor = 1) const {
+        const bool adds = keys && !layout.keys_once;
         each_block(poses, channels, band, keys, [&](int64_t first, int64_t step, int64_t n, const int64_t* places,
                                                     int64_t place, int64_t number) {
             T* in = to + first;
             const T* at = from.data + place;
             if (step == 1) {
                 at += places[0];
-                for (int64_t i = 0; !keys && i < n; i++) in[i] = factor * at[i];
-                for (int64_t i = 0; keys && i < n; i++) in[i] += factor * at[i];
+                if (!adds) return copy(at, n, in, factor);
+                for (int64_t i = 0; i < n; i++) in[i] += factor * at[i];
                 return;
             }
             if (number < width) {
                 for (int64_t i = 0; i < n; i++)
                     for (int64_t j = 0; j < number; j++) {
                         const T x = factor * at[places[j] + i];
-                        in[i * step + j] = keys ? in[i * step + j] + x : x;
+                        in[i * step + j] = adds ? in[i * step + j] + x : x;
                     }
                 return;
             }
             V<T> x[width];
             for (int j = 0; j < width; j++) x[j] = factor * load(at + places[j]);
             transpose<T>(x);
-            for (int i = 0; i < n; i++) store(in + i * step, keys ? load(in + i * step) + x[i] : x[i]);
+            for (int i = 0; i < n; i++) store(in + i * step, adds ? load(in + i * step) + x[i] : x[i]);
         });
     }
 
@@ -80,16 +81,18 @@ template <class T> struct Packing {
     // first slot.
     template <int G>
     void gather(const Buffer<T>& from, int64_t poses, int64_t channels, int64_t pose, int64_t place, V<T>* to) const {
-        for (int64_t c = 0; c < channels; c++)
-            UNROLL for (int g = 0; g < G; g++)
-                to[c * G + g] = load(from.data + (c * poses + pose + g) * layout.queries + place);
+        const int64_t row = layout.queries;
+        const T* at = from.data + pose * row + place;
+        for (int64_t c = 0; c < channels; c++, at += poses * row)
+            UNROLL for (int g = 0; g < G; g++) to[c * G + g] = load(at + g * row);
     }
     template <int G>
     void scatter(const V<T>* from, int64_t poses, int64_t channels, int64_t pose, int64_t place,
                  const Buffer<T>& to) const {
-        for (int64_t c = 0; c < channels; c++)
-            UNROLL for (int g = 0; g < G; g++)
-                store(to.data + (c * poses + pose + g) * layout.queries + place, from[c * G + g]);
+        const int64_t row = layout.queries;
+        T* at = to.data + pose * row + place;
+        for (int64_t c = 0; c < channels; c++, at += poses * row)
+            UNROLL for (int g = 0; g < G; g++) store(at + g * row, from[c * G + g]);
     }
 
     const Layout& layout;
@@ -98,6 +101,16 @@ template <class T> struct Packing {
 
   private:
     static constexpr int width = WIDTH<T>;
+
+    // Numbers side by side, times a factor. The last vector overlaps the one before it.
+    static void copy(const T* from, int64_t n, T* to, T factor) {
+        if (n < width) {
+            for (int64_t i = 0; i < n; i++) to[i] = factor * from[i];
+            return;
+        }
+        for (int64_t i = 0; i < n - width; i += width) store(to + i, factor * load(from + i));
+        store(to + n - width, factor * load(from + n - width));
+    }
 
     // Calls f(first, step, n, places, place, number) for blocks of at most a vector of neighbouring places, and as many
     // numbers that lie side by side in memory, which go to places of their own: the first number, from one place to the
@@ -120,12 +133,17 @@ template <class T> struct Packing {
                           slot * size * length + before + place + i, std::min<int64_t>(width, size - j));
             });
         }
-        if (layout.together == 1)
-            return layout.each_run(band, keys, [&](int64_t slot, int64_t position, int64_t place, int64_t n) {
-                place += slot * size * length + before;
-                for (int64_t j = 0; j < size; j++)
-                    f(j * side.positions + position, side.step, n, &none, place + rows[j], 1);
+        if (layout.together == 1) {
+            struct Run { int64_t position, place, length; };
+            std::vector<Run> runs;
+            layout.each_run(band, keys, [&](int64_t slot, int64_t position, int64_t place, int64_t n) {
+                runs.push_back({position, slot * size * length + before + place, n});
             });
+            for (int64_t j = 0; j < size; j++)  // as numbers follow each other in memory
+                for (const Run& run : runs)
+                    f(j * side.positions + run.position, side.step, run.length, &none, run.place + rows[j], 1);
+            return;
+        }
         // Images side by side: positions that follow each other go to places of their own.
         std::vector<int64_t> positions, places;
         layout.each_run(band, keys, [&](int64_t slot, int64_t position, int64_t place, int64_t) {

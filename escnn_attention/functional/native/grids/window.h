@@ -68,13 +68,16 @@ template <class T> struct Window {
         V<T> w[K][G];
         UNROLL for (int r = 0; r < K; r++)
             UNROLL for (int g = 0; g < G; g++) w[r][g] = weight[r * G + g];
-        for (int64_t c = 0; c < channels; c++)
-            UNROLL for (int r = 0; r < K; r++) {
-                T* place = key + (c * key_poses + pose + r) * layout.keys;
-                V<T> y{};
-                UNROLL for (int g = 0; g < G; g++) y += w[r][g] * x[c * G + g];
-                store(place, ::load(place) + y);
+        const int64_t row = layout.keys, step = key_poses * row;
+        key += pose * row;
+        for (int64_t c = 0; c < channels; c++, key += step, x += G) {
+            V<T> y[K] = {};
+            UNROLL for (int g = 0; g < G; g++) {
+                const V<T> of_query = x[g];
+                UNROLL for (int r = 0; r < K; r++) y[r] += w[r][g] * of_query;
             }
+            UNROLL for (int r = 0; r < K; r++) store(key + r * row, ::load(key + r * row) + y[r]);
+        }
     }
 
     const Layout& layout;

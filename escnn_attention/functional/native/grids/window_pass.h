@@ -64,7 +64,7 @@ template <class T> struct WindowPass {
         T* sums_of_image = static_cast<T*>(call.sums) + image * layout.positions * 2 * rows();
         key = Dropout<T>::key(call.seed, image);
         T *const to_k = static_cast<T*>(call.grad_k) + of_k, *const to_v = static_cast<T*>(call.grad_v) + of_k;
-        for (int64_t i = 0; call.grad && i < packing.images; i++)
+        for (int64_t i = 0; call.grad && !layout.keys_once && i < packing.images; i++)
             for (T* to : {to_k, to_v}) std::fill_n(to + i * call.heads * per_image, per_image, T(0));
         for (int64_t band = 0; band < layout.num_rows; band += layout.rows) {
             first = uint32_t(band * layout.row);
