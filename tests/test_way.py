@@ -65,8 +65,8 @@ def attention_between_points():
 @pytest.mark.parametrize(
     ("make", "most"),
     [
-        (attention_on_a_grid, (19, 62, 41)),
-        (block_on_a_grid, (25, 75, 87)),
+        (attention_on_a_grid, (18, 61, 40)),
+        (block_on_a_grid, (24, 74, 86)),
         (attention_between_points, (20, 108, 65)),
     ],
 )

@@ -32,6 +32,11 @@ def is_circular(shape: WindowShape) -> bool:
     return _CIRCULAR in shape
 
 
+def torus_from(shape: WindowShape, axes: int) -> int:
+    """The first of the axes of which both ends meet, as those of all behind it do; their number for none."""
+    return int(is_causal(shape)) if is_circular(shape) else axes
+
+
 def form_of(shape: WindowShape) -> WindowShape:
     """A shape without the words in front."""
     return shape.removeprefix(_CAUSAL).lstrip().removeprefix(_CIRCULAR).lstrip()

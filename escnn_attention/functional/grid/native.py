@@ -32,7 +32,7 @@ from escnn_attention.functional.native.arguments import Array, Kernel, num_threa
 from escnn_attention.functional.native.build import FOLDER, archive, why_no_compiler
 from escnn_attention.geometry.cache import constant_result, constant_tables
 from escnn_attention.geometry.grid_pair import cell_of, cell_tables
-from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
+from escnn_attention.geometry.windows import WindowShape, is_causal, torus_from
 
 NUMBERS_PER_CHUNK = 2**19
 """The numbers of an image that each thread has laid out at once. 2 MB in float32."""
@@ -192,7 +192,8 @@ def _prepared(call: Arguments) -> LoopArguments:
     elif call.spacings:
         (query_spacing, key_spacing), size = call.spacings, call.kernel_size or None
         of_pair = (tuple(call.shape), query_spacing, tuple(call.key_shape), key_spacing, size, call.window)
-        space, cell = _Space(*cell_tables(*of_pair)), cell_of(query_spacing, key_spacing)
+        space = _Space(*cell_tables(*of_pair), torus_from(call.window, len(call.shape)))
+        cell = cell_of(query_spacing, key_spacing)
     else:
         space = _space(tuple(call.shape), call.kernel_size, call.window, call.dilation)
     return LoopArguments(
@@ -212,7 +213,7 @@ def _prepared(call: Arguments) -> LoopArguments:
         in_window=call.kernel_size > 0 or is_causal(call.window),
         queries_of_cell=cell[0],
         keys_of_cell=cell[1],
-        torus_from=int(is_causal(call.window)) if is_circular(call.window) else len(space.shape),
+        torus_from=space.torus_from,
         chunk=call.chunk,
         parts=parts,
         sum_query_poses=call.sum_query_poses,
@@ -250,6 +251,7 @@ class _Space(NamedTuple):
     key_shape: Tensor
     steps: Tensor
     starts: Tensor
+    torus_from: int
 
 
 @constant_tables
@@ -258,14 +260,15 @@ def _space(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilati
     steps = steps_of(shape, kernel_size, window, dilation)
     number = torch.arange(len(steps)).unsqueeze(1)
     of_cells = torch.cat([steps, torch.zeros_like(number), number], dim=1)
-    return _Space(torch.tensor(shape), torch.tensor(shape), of_cells, torch.tensor([0, len(steps)]))
+    sizes, starts = torch.tensor(shape), torch.tensor([0, len(steps)])
+    return _Space(sizes, sizes, of_cells, starts, torus_from(window, len(shape)))
 
 
 @constant_tables
 def _line(positions: int) -> _Space:
     """Positions that all see each other as the loop has them: a line of them, and no offsets."""
     shape = torch.tensor([positions])
-    return _Space(shape, shape, torch.zeros(0, 3, dtype=torch.long), torch.zeros(2, dtype=torch.long))
+    return _Space(shape, shape, torch.zeros(0, 3, dtype=torch.long), torch.zeros(2, dtype=torch.long), 1)
 
 
 def _empty(call: Arguments) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from escnn_attention.functional.grid.kernel import Arguments, steps_of
 from escnn_attention.functional.launch import kernels, on_device
 from escnn_attention.geometry.cache import constant_tables
-from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
+from escnn_attention.geometry.windows import WindowShape, torus_from
 
 
 @cache
@@ -70,7 +70,7 @@ def gradients_of_terms(of_tables: list[Tensor], call: Arguments, factor: float =
 def grid_constants(call: Arguments) -> dict[str, int]:
     """The sides of the grid, as three, the number of offsets, and the first axis of a torus, 3 where there is none."""
     n0, n1, n2 = _sides(tuple(call.shape))
-    torus = 3 - len(call.shape) + is_causal(call.window) if is_circular(call.window) else 3
+    torus = 3 - len(call.shape) + torus_from(call.window, len(call.shape))
     offsets = len(steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation))
     return {"n0": n0, "n1": n1, "n2": n2, "TORUS": torus, "L": offsets}
 

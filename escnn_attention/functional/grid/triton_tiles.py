@@ -29,7 +29,7 @@ from escnn_attention.functional.grid.triton_launch import (
 )
 from escnn_attention.functional.launch import by_shapes, interpreted, kernels, on_device, power_of_two
 from escnn_attention.geometry.cache import constant_tables
-from escnn_attention.geometry.windows import WindowShape, is_causal, is_circular
+from escnn_attention.geometry.windows import WindowShape, torus_from
 
 CHANNELS = 16
 """Channels of a head from which these passes serve windows, too."""
@@ -100,7 +100,7 @@ def reach(
     widths = high - low + 1
     strides = torch.tensor([int(widths[1] * widths[2]), int(widths[2]), 1])
     lut = torch.full((int(widths.prod()),), -1)
-    around = 3 - len(shape) + is_causal(window) if is_circular(window) else 3
+    around = 3 - len(shape) + torus_from(window, len(shape))
     turns = [(-n, 0, n) if everywhere and axis >= around else (0,) for axis, n in enumerate(grid)]
     offsets = torch.tensor(steps)
     for turn in itertools.product(*turns):
