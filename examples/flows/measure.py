@@ -95,15 +95,21 @@ def in_precision(network: Increment, dtype: torch.dtype) -> Increment:
 def symmetry(network: Increment, frame: Tensor, kinds: dict[str, int]) -> dict[str, float]:
     """Relative changes, in double precision, where a flow turns by 90°, is mirrored or rolls before a step.
 
-    Those of ``_after`` are after many steps: of an inexact network the flows have then nothing in common.
+    Those of ``_after`` are after many steps: of an inexact network the flows have then nothing in common. For those of
+    ``_stored`` each frame is rounded to single precision.
     """
     network, frame = in_precision(network, torch.float64), frame.double()
-    paths = network.rollout(frame, LONG)
+    paths, stored_paths = (network.rollout(frame, LONG, stored) for stored in (None, torch.float32))
     result = {}
     for name, g in MOTIONS.items():
-        moved = network.rollout(turned(frame, g, kinds), LONG)
-        for key, step in ((name, 1), (f"{name}_after", LONG)):
-            result[key] = float(relative(moved[:, step], turned(paths[:, step], g, kinds)).max())
+        start = turned(frame, g, kinds)
+        moved, stored = network.rollout(start, LONG), network.rollout(start, LONG, torch.float32)
+        for key, got, path, step in (
+            (name, moved, paths, 1),
+            (f"{name}_after", moved, paths, LONG),
+            (f"{name}_stored", stored, stored_paths, LONG),
+        ):
+            result[key] = float(relative(got[:, step], turned(path[:, step], g, kinds)).max())
     for shift in (1, 2, 4):
         rolled = network(frame.roll((shift, shift), (-2, -1)))
         result[f"rolled_{shift}"] = float(relative(rolled, paths[:, 1].roll((shift, shift), (-2, -1))).max())
@@ -152,9 +158,11 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
         columns.append(cell([run["scalars"] for run in runs]) if "scalars" in runs[0] else "")
         columns += [f"{1e3 * min(run['seconds'] for run in runs):.1f}"]
         rows.append(f"| `{name}` | {len(runs)} | {runs[0]['parameters']:,} | " + " | ".join(columns) + " |")
-    rows += ["", "| configuration | turned | mirrored | turned, 100 steps | mirrored | rolled by 1 | 2 | 4 |"]
-    rows.append("|---|--:|--:|--:|--:|--:|--:|--:|")
-    keys = ("turned", "mirrored", "turned_after", "mirrored_after", "rolled_1", "rolled_2", "rolled_4")
+    rows.append("")
+    rows.append("| configuration | turned | mirrored | 100 steps | mirrored | stored | mirrored | rolled, 1 | 2 | 4 |")
+    rows.append("|---|" + 9 * "--:|")
+    motions = [f"{name}{after}" for after in ("", "_after", "_stored") for name in MOTIONS]
+    keys = (*motions, "rolled_1", "rolled_2", "rolled_4")
     for name, runs in results.items():
         rows.append(f"| `{name}` | " + " | ".join(f"{max(run[key] for run in runs):.1e}" for key in keys) + " |")
     return "\n".join(rows)

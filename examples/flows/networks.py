@@ -40,11 +40,16 @@ class Increment(nn.Module):
         return torch.cat((frame[:, :changing] + increment, frame[:, changing:]), dim=1)
 
     @torch.no_grad()
-    def rollout(self, frame: Tensor, steps: int) -> Tensor:
-        """The frames ``(B, steps + 1, C, *space)`` from the given one on."""
+    def rollout(self, frame: Tensor, steps: int, stored: torch.dtype | None = None) -> Tensor:
+        """The frames ``(B, steps + 1, C, *space)`` from the given one on.
+
+        With ``stored``, each frame is rounded to that precision before the next step. This commutes with turns and
+        mirrors, and removes the rounding errors of a step in higher precision before the flow amplifies them.
+        """
         frames = [frame]
         for _ in range(steps):
-            frames.append(self(frames[-1]))
+            step = self(frames[-1])
+            frames.append(step if stored is None else step.to(stored).to(step.dtype))
         return torch.stack(frames, dim=1)
 
 

@@ -118,6 +118,8 @@ def test_equal_parameters_and_an_exact_symmetry(name):
         found = measure.symmetry(network, torch.randn(2, 2, 16, 16), kinds)
         assert (found["turned"] < 1e-12) == (name != "unet")
         assert (found["mirrored"] < 1e-12) == name.startswith("d4")
+        assert (found["turned_stored"] == 0) == (name != "unet")
+        assert (found["mirrored_stored"] == 0) == name.startswith("d4")
         assert found["rolled_4"] < 1e-12 < found["rolled_1"]
 
 
