@@ -26,6 +26,10 @@ def pytest_configure(config: pytest.Config) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
         import escnn_attention  # noqa: F401  # before escnn, which it makes importable where there is no lie_learn
+        from escnn_attention.functional import launch
+
+    # Interpreted, kernels take long: they replace operations in tests that ask for it, with ``interpreted_kernels``.
+    launch.DEVICES = frozenset({"cuda"})
 
 
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["escnn_attention/*_kernels*.py"]

@@ -77,6 +77,17 @@ def _seed() -> None:
 
 
 @pytest.fixture
+def interpreted_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that Triton interprets replace PyTorch's operations on the CPU, as elsewhere on a GPU."""
+    pytest.importorskip("triton")
+    from escnn_attention.functional import launch
+
+    if not launch.interpreted():
+        pytest.skip("kernels are compiled")
+    monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+
+
+@pytest.fixture
 def double() -> Iterator[None]:
     """PyTorch's default precision is float64, in which formulas are compared."""
     import torch

@@ -38,8 +38,11 @@ class FreshPython:
         self._started = 0
 
     def start(self, function: Any, *arguments: Any, files: Sequence[Path] = ()) -> BaseProcess:
-        """Start a function of a module that the tests can import, with the variables of this process."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        """Start a function of a module that the tests can import, with the variables of this process.
+
+        Kernels of Triton are compiled there.
+        """
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"}
         process = self._context.Process(
             target=_begin, args=(environment, self._folder, files, function, arguments), daemon=True
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 from escnn_attention.functional import launch
 from escnn_attention.functional.grid.call import PositionalBias, Waves
 from escnn_attention.functional.points.call import PairBias, PairScores, PairTables, in_rows
-from escnn_attention.functional.tables import select_rows
+from escnn_attention.functional.tables import network_tables, select_rows
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
 
@@ -67,24 +67,29 @@ def positional_bias(
             where keys have no poses.
         log_measure: ``(P,)``; the logarithm of the measure of the poses of the keys. None where all are alike.
     """
-    spatial, query_spatial, rotary = None, None, encoding.rotations() if encoding.rotates else None
+    spatial, query_spatial, chosen, on_gpu = None, None, None, inverse.device.type in launch.DEVICES
+    rotary = encoding.rotations() if encoding.rotates else None
     waves = encoding.waves() if encoding.form == "waves" else None
     if encoding.form in ("offsets", "features") and positions is not None:
         # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
-        back, of_keys = inverse.transpose(-1, -2), positions.key_coordinates
-        if not encoding.absolute:
-            spatial = encoding.offsets(positions.offsets @ back)
-            spatial = None if spatial is None else positions.averaged(spatial)
+        of_keys, points = positions.key_coordinates, positions.coordinates if encoding.absolute else positions.offsets
+        network = encoding.first_layer() if on_gpu and encoding.form == "features" else None
+        if of_keys is not None and encoding.absolute:
+            back = inverse.transpose(-1, -2)
+            spatial, query_spatial = encoding.offsets(of_keys @ back), encoding.offsets(points @ back)
+        elif network is not None:
+            table = encoding.poses() if relative is None and quotient is not None else None
+            spatial, chosen = network_tables(points, inverse, network, table, quotient)
         else:
-            spatial = encoding.offsets(positions.coordinates @ back)
-            if of_keys is not None:
-                spatial, query_spatial = encoding.offsets(of_keys @ back), spatial
+            spatial = encoding.offsets(points @ inverse.transpose(-1, -2))
+        if spatial is not None and not encoding.absolute:
+            spatial = positions.averaged(spatial)
     if rotary is not None:
         rotary = _seen_by_all(rotary, inverse)
     return PositionalBias(
         num_poses=len(inverse),
         spatial=spatial,
-        pose=_pose_values(encoding, quotient, relative),
+        pose=_pose_values(encoding, quotient, relative) if chosen is None else chosen,
         absolute=encoding.absolute,
         waves=None if waves is None else Waves(_seen_by_all(waves[0].unsqueeze(0), inverse), waves[1]),
         rotary=rotary,

@@ -12,7 +12,6 @@ from torch.nn import Parameter
 
 from escnn_attention._checks import check_int
 from escnn_attention.encodings.base import Encoding, Form, coordinate_mlp, last_linear
-from escnn_attention.functional import launch, tables
 
 
 class MLPEncoding(Encoding):
@@ -64,8 +63,6 @@ class MLPEncoding(Encoding):
         if self.mlp is None:
             return None
         rows = delta.reshape(-1, delta.shape[-1])
-        if delta.device.type in launch.DEVICES and (parts := self.first_layer()) is not None:
-            return tables.network_table(rows, *parts).reshape(-1, *delta.shape[:-1], self.channels)
         values: Tensor = self.mlp(rows)
         return values.view(*delta.shape[:-1], self.table_heads, self.channels).movedim(-2, 0)
 

@@ -38,6 +38,10 @@ _TYPES: dict[Any, str] = {
 _ORDINARY = {Tensor, torch.nn.Parameter, type(None)}
 
 
+PRECISE = {torch.float64: torch.float64, **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float32)}
+"""The precision of sums of numbers of some precision: at least single."""
+
+
 def needs_operators(*tensors: Tensor | None) -> bool:
     """Whether each operation on the tensors has to be one of PyTorch's own.
 
@@ -90,6 +94,8 @@ class Passes(Generic[Arguments]):
             derivatives of the second order, in forward mode, and the transforms of ``torch.func``.
         packaged: the output by an operator of a package, where there is one.
         keeps_output: whether the backward pass reads the output.
+        pair: whether these numbers are a second output: the backward pass has their gradient in their place, and
+            ``plainly`` gives both.
         backend: its name, for an error.
         instead: the backend that has derivatives of the second order with dropout, for the same error; empty where
             ``plainly`` drops what the passes drop.
@@ -98,9 +104,10 @@ class Passes(Generic[Arguments]):
     forward: Callable[[Arguments], tuple[Tensor, Tensor]]
     backward: Callable[[Arguments, Tensor, Tensor | None, Tensor, list[bool]], list[Tensor | None]]
     empty: Callable[[Arguments], tuple[Tensor, Tensor]]
-    plainly: Callable[[Arguments], Tensor]
+    plainly: Callable[[Arguments], Any]
     packaged: Callable[[Arguments], Tensor] | None = None
     keeps_output: bool = False
+    pair: bool = False
     backend: str = ""
     instead: str = ""
 
@@ -156,8 +163,8 @@ class Operator(Generic[Arguments]):
         self.backward.register_fake(empty_backward)
         self.forward.register_autograd(self._differentiate_traced, setup_context=self.save)
 
-    def __call__(self, arguments: Arguments) -> Tensor:
-        """The output of the loop."""
+    def __call__(self, arguments: Arguments) -> Any:
+        """The output of the loop, or both where there are two."""
         tensors = arguments[: self._tensors]
         if needs_operators(*tensors):
             packaged = self.passes.packaged
@@ -166,12 +173,12 @@ class Operator(Generic[Arguments]):
         # tensors that stand for something else.
         followed = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
         if followed or not _ORDINARY.issuperset(map(type, tensors)):
-            out: Tensor = self.forward(*arguments)[0]
+            found = self.forward(*arguments)
         elif torch.is_grad_enabled():
-            out = _Direct.apply(self, arguments[self._tensors :], *tensors)[0]
+            found = _Direct.apply(self, arguments[self._tensors :], *tensors)
         else:
-            out = self.run_forward(arguments)[0]
-        return out
+            found = self.run_forward(arguments)
+        return found if self.passes.pair else found[0]
 
     def run_forward(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
         """The forward pass, in the precision of the arguments."""
@@ -196,12 +203,12 @@ class Operator(Generic[Arguments]):
         """Keep what the backward pass needs."""
         tensors, ctx.options = inputs[: self._tensors], inputs[self._tensors :]
         out, kept = output
-        ctx.save_for_backward(out if self.passes.keeps_output else None, kept, *tensors)
+        ctx.save_for_backward(out if self.passes.keeps_output or self.passes.pair else None, kept, *tensors)
         ctx.set_materialize_grads(False)
 
-    def _differentiate_traced(self, ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def _differentiate_traced(self, ctx: Any, grad: Tensor | None, second: Tensor | None) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad
-        grads = self.differentiate(ctx, grad, list(needed[: self.leaves]), self._run_backward)
+        grads = self.differentiate(ctx, grad, second, list(needed[: self.leaves]), self._run_backward)
         return (*grads, *[None] * (len(needed) - self.leaves))
 
     def _run_backward(
@@ -214,28 +221,37 @@ class Operator(Generic[Arguments]):
         self,
         ctx: Any,
         grad: Tensor | None,
+        second: Tensor | None,
         needed: list[bool],
         run: Callable[[Tensor, Tensor | None, Tensor, list[bool], Arguments], list[Tensor]],
     ) -> tuple[Tensor | None, ...]:
         """The gradients of the leaves, by the backward pass or an operator of it."""
-        if grad is None:
+        second = second if self.passes.pair else None
+        if grad is second is None:
             return (None,) * self.leaves
         out, kept, *tensors = ctx.saved_tensors
+        grad = torch.zeros_like(out) if grad is None else grad
+        if self.passes.pair:
+            kept = torch.zeros_like(kept) if second is None else second
         arguments = self.kind(*tensors, *ctx.options)
         if torch.is_grad_enabled():
-            found = self._differentiate_twice(grad, needed, arguments)
+            found = self._differentiate_twice((grad, kept), needed, arguments)
         else:
             found = iter(run(grad, out, kept, needed, arguments))
         return tuple(next(found) if need else None for need in needed)
 
-    def _differentiate_twice(self, grad: Tensor, needed: list[bool], arguments: Arguments) -> Iterator[Tensor | None]:
+    def _differentiate_twice(
+        self, grads: tuple[Tensor, Tensor], needed: list[bool], arguments: Arguments
+    ) -> Iterator[Tensor | None]:
         """Gradients that have gradients of their own, by operations that autograd looks through."""
         got, instead = self.passes.backend, self.passes.instead
         if getattr(arguments, "dropout", 0.0) and instead:
             raise RuntimeError(f"backend {got!r} has no second derivatives with dropout; needed backend={instead!r}")
         wanted = [t for t, need in zip(arguments[: self.leaves], needed, strict=True) if need]
-        out = self.passes.plainly(arguments)
-        return iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
+        found = self.passes.plainly(arguments)
+        given = zip(found if self.passes.pair else (found,), grads, strict=False)
+        outs, of_outs = zip(*((t, grad) for t, grad in given if t.requires_grad), strict=True)
+        return iter(torch.autograd.grad(outs, wanted, of_outs, create_graph=True, allow_unused=True))
 
 
 def exactly(device: str) -> AbstractContextManager[Any]:
@@ -258,11 +274,12 @@ class _Direct(torch.autograd.Function):
         arguments = operator.kind(*tensors, *options)
         out, kept = operator.run_forward(arguments)
         operator.save(ctx, arguments, (out, kept))
-        ctx.mark_non_differentiable(kept)
+        if not operator.passes.pair:
+            ctx.mark_non_differentiable(kept)
         return out, kept
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, second: Tensor | None) -> tuple[Tensor | None, ...]:
         operator, needed = ctx.operator, list(ctx.needs_input_grad[2 : 2 + ctx.operator.leaves])
-        grads = operator.differentiate(ctx, grad, needed, operator._pass_back)
+        grads = operator.differentiate(ctx, grad, second, needed, operator._pass_back)
         return (None, None, *grads, *[None] * (operator._tensors - operator.leaves))

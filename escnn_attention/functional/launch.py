@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from escnn_attention.geometry.cache import constant_result
 
@@ -24,25 +23,18 @@ _MOST_KEPT = 1024
 """How many results :func:`by_shapes` remembers of a function; the first ones give way."""
 
 
-DEVICES = frozenset({"cuda"})
-"""Where kernels replace PyTorch's operations. An interpreter on the CPU would take far longer than these."""
+def interpreted() -> bool:
+    """Whether Triton runs kernels by NumPy."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+DEVICES = frozenset({"cuda", "cpu"} if interpreted() else {"cuda"})
+"""Where kernels replace PyTorch's operations: on the CPU where they are interpreted, to look into them."""
 
 
 def has_kernels(device: torch.device) -> bool:
     """Whether kernels replace PyTorch's operations on a device."""
     return device.type in DEVICES and why_not_run(device.type) is None
-
-
-def replaces(*tensors: Tensor) -> bool:
-    """Whether kernels without derivatives replace operations on the tensors, which nothing follows."""
-    if not has_kernels(tensors[0].device) or torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
-    return not is_in_torch_dispatch_mode() and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
-
-
-def interpreted() -> bool:
-    """Whether Triton runs kernels by NumPy."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @constant_result

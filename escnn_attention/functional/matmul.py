@@ -13,7 +13,7 @@ from torch import Tensor
 
 from escnn_attention.exporting.mode import in_packages
 from escnn_attention.functional import launch
-from escnn_attention.functional.autograd import needs_operators
+from escnn_attention.functional.autograd import Operator, Passes, needs_operators
 
 # Rows that fill no vector register are slow to make.
 _NARROW = 16
@@ -45,7 +45,12 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 def add_to_each(x: Tensor, rows: Tensor) -> Tensor:
     """The sum of ``x`` ``(..., p, n)`` and ``rows`` ``(..., 1, n)``."""
     alike = x.shape[:-2] == rows.shape[:-2] and x.dtype == rows.dtype
-    if alike and x.device.type == "cpu" and x.shape[-2] > rows.shape[-2] == 1 and not needs_operators(x, rows):
+    if (
+        alike
+        and x.device.type not in launch.DEVICES
+        and x.shape[-2] > rows.shape[-2] == 1
+        and not needs_operators(x, rows)
+    ):
         return _AddToEach.apply(x, rows)
     return x + rows
 
@@ -183,7 +188,13 @@ def grouped_linears(
     rows = math.prod(x.shape[:-1])  # in programs it may be any number
     outputs = math.prod(weight.shape[:-1]) if columns is None else weight.shape[0] * len(columns.seen)
     one_group = columns is not None and columns.groups == parts  # A single group would have its poses inside.
-    if parts == 1 or x.device.type != "cpu" or not isinstance(rows, int) or rows * outputs <= _FEW or one_group:
+    if (
+        parts == 1
+        or x.device.type in launch.DEVICES
+        or not isinstance(rows, int)
+        or rows * outputs <= _FEW
+        or one_group
+    ):
         return apart(grouped_linear(x, weight, bias, columns, side_by_side), parts, side_by_side)
     groups = (len(weight) if columns is None else columns.groups) // parts
     columns = None if columns is None else columns._replace(groups=groups)
@@ -208,7 +219,7 @@ def apart(made: Tensor, parts: int, side_by_side: bool | None = None) -> Sequenc
         for i, t in enumerate(found):
             found[i] = t.movedim((2, 3), (-2, -1)).transpose(0, 1)
         return found
-    if made.device.type == "cpu":
+    if made.device.type not in launch.DEVICES:
         return made.unbind()
     return [t.movedim(-3, 0) for t in made.movedim((0, 1), (-4, -3)).unbind(-4)]
 
@@ -224,17 +235,22 @@ def grouped_linear_transpose(
 
     Args:
         y: ``(G, ..., *o)``.
-        bias: ``(s,)``.
+        bias: ``(s,)``, or ``(f, 1)`` where each of f fields of one size has one number.
         weight, columns: as in :func:`grouped_linear`.
         side_by_side: as there, for ``y`` ``(G, B, *space, *o)``; by default as those of ``y``.
     """
     y, weight = of_one_precision(y, weight)
     bias = None if bias is None else bias.to(weight.dtype)
     if needs_operators(y, weight, bias):
+        bias = None if bias is None else bias.view(len(bias), -1).expand(-1, weight.shape[-1] // len(bias)).flatten()
         return _linear_transpose_of_operators(y, weight if columns is None else gather_columns(weight, columns), bias)
     if side_by_side is None:
         last = weight.dim() - 2 if columns is None else 2
         side_by_side = y.dim() > 2 + last and y.stride(-1) != 1 == y.stride(-1 - last)
+    if y.device.type in launch.DEVICES and not side_by_side:  # One copy, if any, in place of one for each product.
+        lead = y.dim() - 1 - (weight.dim() - 2 if columns is None else 2)
+        rows = _rows_of_all(y, lead)
+        y = rows.view(*y.shape[1 : 1 + lead], len(y), *y.shape[1 + lead :]).movedim(lead, 0)
     if not torch.is_grad_enabled():
         return _linear_transpose(y, weight if columns is None else gather_columns(weight, columns), bias, side_by_side)
     return _GroupedLinearTranspose.apply(y, weight, bias, side_by_side, *(columns or (None, None, 0)))
@@ -247,7 +263,7 @@ def _in_one(weight: Tensor, rows: int) -> bool:
     """
     groups, outputs, inputs = weight.shape
     few = isinstance(rows, int) and rows * groups * outputs <= _FEW  # in programs it may be any number
-    return few or groups == 1 or inputs >= 6 * outputs or weight.device.type != "cpu"
+    return few or groups == 1 or inputs >= 6 * outputs or weight.device.type in launch.DEVICES
 
 
 def _columns(y: Tensor, last: int) -> Tensor:
@@ -262,35 +278,30 @@ def _linear(
 ) -> Tensor:
     shape, weight = weight.shape, weight.flatten(1, -2)
     groups, outputs, inputs = weight.shape
+    in_one = side_by_side or by_position or _in_one(weight, math.prod(x.shape[:-1]))
+    if bias is not None and in_one:  # With zeros for the other groups: one copy.
+        bias = F.pad(bias.expand(-1, *shape[1:-1]), (0, 0) * (len(shape) - 2) + (0, groups - len(bias))).view(-1)
     if side_by_side:
         map_, columns = weight.view(-1, inputs).expand(len(x), -1, -1), x.movedim(-1, 1).flatten(2)
-        if bias is None:
-            y = torch.bmm(map_, columns)
-        else:
-            bias = F.pad(bias.expand(-1, *shape[1:-1]), (0, 0) * (len(shape) - 2) + (0, groups - len(bias)))
-            y = torch.baddbmm(bias.reshape(-1, 1), map_, columns)
+        y = torch.bmm(map_, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), map_, columns)
         last, space = len(shape) - 2, x.dim() - 2
         y = y.view(len(x), groups, *shape[1:-1], *x.shape[1:-1])
         return y.permute(1, 0, *range(2 + last, 2 + last + space), *range(2, 2 + last))
     rows = x.reshape(-1, inputs)  # of other shapes torch adds the bias in an operation of its own
-    if bias is not None:
-        bias = bias.expand(-1, *shape[1:-1]).reshape(-1, 1, outputs)
-        if by_position:  # An addition behind the product would go over memory in pieces.
-            bias = F.pad(bias, (0, 0, 0, 0, 0, groups - len(bias)))
-    if by_position or _in_one(weight, rows.shape[0]):
-        of_all = bias is not None and len(bias) == groups
-        y = F.linear(rows, weight.view(-1, inputs), bias.flatten() if bias is not None and of_all else None)
-        y, bias = y.view(-1, groups, outputs).transpose(0, 1), None if of_all else bias
-        y = y if by_position or y.device.type != "cpu" else y.contiguous()
+    if in_one:
+        y = F.linear(rows, weight.view(-1, inputs), bias).view(-1, groups, outputs).transpose(0, 1)
+        y = y if by_position or y.device.type in launch.DEVICES else y.contiguous()
     else:
         y = torch.bmm(rows.expand(groups, -1, -1), weight.transpose(1, 2))
-    if bias is not None:
-        y[: len(bias)].add_(bias)
+        if bias is not None:
+            y[: len(bias)].add_(bias.expand(-1, *shape[1:-1]).reshape(-1, 1, outputs))
     return y.view(groups, *x.shape[:-1], *shape[1:-1])
 
 
 def _linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool = False) -> Tensor:
     lead, last, weight = y.shape[1 : y.dim() - weight.dim() + 2], weight.dim() - 2, weight.flatten(1, -2)
+    if bias is not None:
+        bias = bias.view(len(bias), -1).expand(-1, weight.shape[-1] // len(bias)).flatten()
     if side_by_side:
         map_, columns = weight.flatten(0, 1).T.expand(lead[0], -1, -1), _columns(y, last)
         x = torch.bmm(map_, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), map_, columns)
@@ -369,6 +380,12 @@ def _bias_gradient(y: Tensor, shape: torch.Size) -> Tensor:
     return y.sum([*range(1, last), *shared]).view(shape)
 
 
+def _sum_of_fields(x: Tensor, shape: torch.Size) -> Tensor:
+    """The gradient of the bias of :func:`grouped_linear_transpose`, of its shape, of ``(..., s)``."""
+    over = [*range(x.dim() - 1)]
+    return x.sum(over) if len(shape) == 1 else x.unflatten(-1, (shape[0], -1)).sum([*over, -1]).unsqueeze(1)
+
+
 # Each is the other's derivative, so that there are derivatives of every order. Written with expanded tensors autograd
 # would make a gradient of x for every group before it adds them up. The operations on shapes are inside, because in a
 # small layer each of them costs as much as a product.
@@ -440,7 +457,7 @@ class _GroupedLinearTranspose(_Grouped):
         return (
             grouped_linear(grad, map_, None, None, ctx.side_by_side) if ctx.needs_input_grad[0] else None,
             _Grouped.weight_gradient(ctx, y, grad, map_, back),
-            grad.sum(tuple(range(grad.dim() - 1))) if ctx.needs_input_grad[2] else None,
+            _sum_of_fields(grad, ctx.of_bias) if ctx.needs_input_grad[2] else None,
             *(None, None, None, None),
         )
 
@@ -516,23 +533,46 @@ def add_columns(of_poses: Tensor, back: Tensor) -> Tensor:
         >>> torch.equal(add_columns(gather_columns(weight, columns), columns.back), 2 * weight)
         True
     """
-    several = len(of_poses) > 1
-    if of_poses.device.type in launch.DEVICES and launch.replaces(of_poses):
-        return _added_by_kernel(of_poses if several else of_poses.transpose(1, 2), back)
-    places = (back.unsqueeze(1) if several else back).expand_as(of_poses)
-    return of_poses.gather(-1, places).sum(1 if several else 2).flatten(0, 1)
+    call = _Added(of_poses, back)
+    by_kernel = of_poses.device.type in launch.DEVICES and launch.has_kernels(of_poses.device)
+    return _sum_columns(call) if by_kernel and not torch.compiler.is_compiling() else _added(call)
 
 
-def _added_by_kernel(of_poses: Tensor, back: Tensor) -> Tensor:
-    groups, poses, fields, columns = of_poses.shape
+class _Added(NamedTuple):
+    of_poses: Tensor
+    back: Tensor
+
+
+def _added(call: _Added) -> Tensor:
+    several = len(call.of_poses) > 1
+    places = (call.back.unsqueeze(1) if several else call.back).expand_as(call.of_poses)
+    return call.of_poses.gather(-1, places).sum(1 if several else 2).flatten(0, 1)
+
+
+def _room_for_sums(call: _Added) -> tuple[Tensor, Tensor]:
+    of_poses = call.of_poses
+    fields = of_poses.shape[:3].numel() // len(call.back)
+    return of_poses.new_empty(fields, of_poses.shape[-1]), of_poses.new_empty(0)
+
+
+def _added_by_kernel(call: _Added) -> tuple[Tensor, Tensor]:
+    of_poses, back = call if len(call.of_poses) > 1 else (call.of_poses.transpose(1, 2), call.back)
     of_poses = of_poses if of_poses.stride(-1) == 1 else of_poses.contiguous()
-    out = of_poses.new_empty(groups * fields, columns)
+    _, poses, fields, columns = of_poses.shape
+    out, nothing = _room_for_sums(call)
     grid = (-(-len(out) // 4), -(-columns // 64))
     with launch.on_device(out.device):
         launch.kernels("columns_kernels").add_columns[grid](
             *(of_poses, back, out, len(out), columns, fields, poses, *of_poses.stride()[:3]), BR=4, BC=64
         )
-    return out
+    return out, nothing
+
+
+def _gather_again(call: _Added, grad: Tensor, *_: Any) -> list[Tensor | None]:
+    return [_gathered(grad, call.back.argsort(1), None, len(call.of_poses))]
+
+
+_sum_columns = Operator("add_columns", _Added, 1, Passes(_added_by_kernel, _gather_again, _room_for_sums, _added))
 
 
 class _GatherColumns(torch.autograd.Function):

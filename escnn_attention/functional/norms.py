@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional import launch
-from escnn_attention.functional.autograd import Operator, Passes, needs_operators
+from escnn_attention.functional.autograd import PRECISE, Operator, Passes, needs_operators
 
 _NUMBERS, _PROGRAMS = 2**12, 512
 """How many numbers a program has at once, and how many programs of the backward pass there are at most."""
@@ -54,7 +54,7 @@ class _Arguments(NamedTuple):
 
 
 def _plainly(call: _Arguments) -> Tensor:
-    rows = call.x.movedim(1, -1).to(torch.promote_types(call.x.dtype, torch.float32))
+    rows = call.x.movedim(1, -1).to(PRECISE[call.x.dtype])
     channels = rows.shape[-1:]
     weight = call.weight.to(rows.dtype).repeat_interleave(channels[0] // len(call.weight))
     if call.rms:
@@ -66,7 +66,7 @@ def _plainly(call: _Arguments) -> Tensor:
 
 
 def _empty(call: _Arguments) -> tuple[Tensor, Tensor]:
-    x, precise = _flat(call.x), torch.promote_types(call.x.dtype, torch.float32)
+    x, precise = _flat(call.x), PRECISE[call.x.dtype]
     return _like(call.x, torch.empty_like(x)), x.new_empty(2, x.numel() // x.shape[1], dtype=precise)
 
 

@@ -17,69 +17,102 @@ MOST = 2**17
 _ROWS, _TILE = 64, 2**12
 
 
-def network_table(offsets: Tensor, layer: Tensor, shift: Tensor, readout: Tensor) -> Tensor:
-    r"""The function :math:`W\,\mathrm{SiLU}(A\delta + b)` at all offsets, ``(M, R, C)``.
+def network_tables(
+    points: Tensor,
+    inverse: Tensor,
+    network: tuple[Tensor, Tensor, Tensor],
+    poses: Tensor | None = None,
+    index: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    r"""The function :math:`W\,\mathrm{SiLU}(A h^{-1}\delta + b)` as all poses h see all points, ``(M, |H|, R, C)``.
 
     Args:
-        offsets: ``(R, d)``.
-        layer, shift: A, ``(F, d)``, and b, ``(F,)``.
-        readout: W, ``(M, C, F)``.
+        points: ``(R, d)``.
+        inverse: ``(|H|, d, d)``, the matrix of the inverse of every h.
+        network: A, ``(F, d)``, b, ``(F,)``, and W, ``(M, C, F)``.
+        poses: a table ``(M, n, C)``.
+        index: rows of it, ``(|H|, P)``, which are the second result, ``(M, |H|, P, C)``; None without them.
 
     Example:
         >>> import torch
-        >>> from escnn_attention.functional.tables import network_table
-        >>> network_table(torch.zeros(9, 2), torch.randn(16, 2), torch.zeros(16), torch.randn(3, 4, 16)).abs().max()
-        tensor(0.)
+        >>> from escnn_attention.functional.tables import network_tables
+        >>> network = torch.randn(16, 2), torch.zeros(16), torch.randn(3, 4, 16)
+        >>> table, _ = network_tables(torch.zeros(9, 2), torch.eye(2).expand(8, -1, -1), network)
+        >>> table.shape, table.abs().max()
+        (torch.Size([3, 8, 9, 4]), tensor(0.))
     """
-    call = _Arguments(layer, shift, readout, offsets)
-    alike = all(t.dtype == offsets.dtype for t in call)
-    if needs_operators(*call) or not has_kernels(offsets.device) or offsets.requires_grad or not alike:
-        return _plainly(call)
-    small = len(offsets) > 0 and len(offsets) * readout[..., 0].numel() <= MOST
-    return _operator(_Arguments(*(t.contiguous() for t in call))) if small else _plainly(call)
+    chosen = None if poses is None or index is None else index.flatten()
+    call = _Arguments(*network, poses, points, inverse, chosen)
+    alike = all(t is None or t.dtype == points.dtype for t in call[:-1])
+    small = 0 < _rows(call) * network[2][..., 0].numel() <= MOST
+    by_kernel = has_kernels(points.device) and alike and small and not (points.requires_grad or inverse.requires_grad)
+    if needs_operators(*call) or not by_kernel:
+        table, rows = _plainly(call)
+    else:
+        layer, shift, readout = (t.contiguous() for t in network)
+        table, rows = _operator(_Arguments(layer, shift, readout, poses, points.contiguous(), inverse, chosen))
+    return table, None if chosen is None or index is None else rows.unflatten(1, index.shape)
 
 
 class _Arguments(NamedTuple):
     layer: Tensor
     shift: Tensor
     readout: Tensor
-    offsets: Tensor
+    poses: Tensor | None
+    points: Tensor
+    inverse: Tensor
+    chosen: Tensor | None
 
 
-def _plainly(call: _Arguments) -> Tensor:
-    values = F.linear(F.silu(F.linear(call.offsets, call.layer, call.shift)), call.readout.flatten(0, 1))
-    return values.unflatten(1, call.readout.shape[:2]).transpose(0, 1)
+def _plainly(call: _Arguments) -> tuple[Tensor, Tensor]:
+    seen = call.points @ call.inverse.mT
+    values = F.linear(F.silu(F.linear(seen, call.layer, call.shift)), call.readout.flatten(0, 1))
+    return values.unflatten(2, call.readout.shape[:2]).movedim(2, 0), _chosen_rows(call)
+
+
+def _chosen_rows(call: _Arguments) -> Tensor:
+    if call.poses is None or call.chosen is None:
+        return call.points.new_empty(0)
+    return call.poses.index_select(1, call.chosen)
 
 
 def _empty(call: _Arguments) -> tuple[Tensor, Tensor]:
     heads, channels, _ = call.readout.shape
-    return call.offsets.new_empty(heads, len(call.offsets), channels), call.offsets.new_empty(0)
+    return call.points.new_empty(heads, len(call.inverse), len(call.points), channels), _chosen_rows(call)
 
 
 def _forward_pass(call: _Arguments) -> tuple[Tensor, Tensor]:
-    out, nothing = _empty(call)
-    _launch("table", call, -(-len(call.offsets) // _constants(call)["BR"]), out)
-    return out, nothing
+    out, chosen = _empty(call)
+    _launch("table", call, -(-_rows(call) // _constants(call)["BR"]), out)
+    return out, chosen
 
 
 def _backward_pass(
-    call: _Arguments, grad: Tensor, _: Tensor | None, __: Tensor, ___: list[bool]
+    call: _Arguments, grad: Tensor, _: Tensor | None, of_chosen: Tensor, ___: list[bool]
 ) -> list[Tensor | None]:
     grads = [torch.empty_like(t) for t in call[:3]]
     _launch("table_back", call, len(call.layer), grad.contiguous(), *grads)
-    return [*grads]
+    if call.poses is None or call.chosen is None:
+        return [*grads, None]
+    return [*grads, _added(call.poses, call.chosen, of_chosen)]
+
+
+def _rows(call: _Arguments) -> int:
+    return len(call.points) * len(call.inverse)
 
 
 def _launch(name: str, call: _Arguments, programs: int, *tensors: Tensor) -> None:
-    with on_device(call.offsets.device):
+    with on_device(call.points.device):
         getattr(kernels("tables_kernels"), name)[(programs,)](
-            *(call.offsets, call.layer, call.shift, call.readout, *tensors, len(call.offsets)), **_constants(call)
+            *(call.points, call.inverse, call.layer, call.shift, call.readout, *tensors, _rows(call)),
+            *(len(call.points), *call.inverse.stride()),
+            **_constants(call),
         )
 
 
 def _constants(call: _Arguments) -> dict[str, int]:
     """The constants that both kernels are compiled for."""
-    (heads, channels, functions), dim = call.readout.shape, call.offsets.shape[1]
+    (heads, channels, functions), dim = call.readout.shape, call.points.shape[1]
     columns = power_of_two(heads * channels)
     return {
         **{"D": dim, "DP": power_of_two(dim), "F": functions, "MC": heads * channels, "OP": columns, "C": channels},
@@ -87,7 +120,9 @@ def _constants(call: _Arguments) -> dict[str, int]:
     }
 
 
-_operator = Operator("network_table", _Arguments, 3, Passes(_forward_pass, _backward_pass, _empty, _plainly))
+_operator = Operator(
+    "network_tables", _Arguments, 4, Passes(_forward_pass, _backward_pass, _empty, _plainly, pair=True)
+)
 
 
 def select_rows(tables: Tensor, index: Tensor) -> Tensor:
@@ -125,14 +160,19 @@ def _select_forward(call: _Selection) -> tuple[Tensor, Tensor]:
 def _select_backward(
     call: _Selection, grad: Tensor, _: Tensor | None, __: Tensor, ___: list[bool]
 ) -> list[Tensor | None]:
-    out, grad = call.tables.new_empty(call.tables.shape), grad.contiguous()
-    heads, rows, channels = call.tables.shape
+    return [_added(call.tables, call.chosen, grad)]
+
+
+def _added(tables: Tensor, index: Tensor, grad: Tensor) -> Tensor:
+    """The gradients of tables ``(M, n, C)``, of those of the rows ``(M, count, C)`` that an index names."""
+    out, grad = tables.new_empty(tables.shape), grad.contiguous()
+    heads, rows, channels = tables.shape
     columns = min(64, power_of_two(channels))
     with on_device(out.device):
         kernels("tables_kernels").add_rows[rows, heads, -(-channels // columns)](
-            *(grad, call.chosen, out, len(call.chosen), rows, channels), BI=32, BC=columns
+            *(grad, index, out, len(index), rows, channels), BI=32, BC=columns
         )
-    return [out]
+    return out
 
 
 _selection = Operator("select_rows", _Selection, 1, Passes(_select_forward, _select_backward, _select_forward, _select))

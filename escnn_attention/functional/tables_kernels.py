@@ -1,6 +1,6 @@
 """The loops of :mod:`~escnn_attention.functional.tables`, for Triton to compile.
 
-Rows are offsets, and columns the channels of all heads: ``MC`` of them, ``C`` of each head.
+Rows are points as a pose sees them, and columns the channels of all heads: ``MC`` of them, ``C`` of each head.
 """
 
 import triton
@@ -26,50 +26,59 @@ def _inner(points, layer, shift, f, d, D: tl.constexpr):
 
 
 @triton.jit
-def _points(offsets, r, d, rows, D: tl.constexpr):
-    """Some offsets, in at least single precision."""
-    x = tl.load(offsets + r[:, None] * D + d[None, :], mask=(r < rows)[:, None] & (d < D)[None, :], other=0.0)
+def _seen(points, inverse, r, d, rows, count, i0, i1, i2, D: tl.constexpr):
+    """Points as poses see them, of some rows, in at least single precision."""
+    points, inverse = points + (r % count * D)[:, None], inverse + (r // count * i0)[:, None] + (d * i1)[None, :]
+    here, there = (r < rows)[:, None], (r < rows)[:, None] & (d < D)[None, :]
+    x = _precise(tl.load(points, mask=here, other=0.0)) * tl.load(inverse, mask=there, other=0.0)
+    for e in tl.static_range(1, D):
+        x += _precise(tl.load(points + e, mask=here, other=0.0)) * tl.load(inverse + e * i2, mask=there, other=0.0)
+    return x
+
+
+@triton.jit
+def _precise(x):
     return x if x.dtype == tl.float64 else x.to(tl.float32)
 
 
 @triton.jit
 def table(
-    offsets, layer, shift, readout, out, rows,
+    points, inverse, layer, shift, readout, out, rows, count, i0, i1, i2,
     D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, MC: tl.constexpr, OP: tl.constexpr, C: tl.constexpr,
     BR: tl.constexpr,
 ):  # fmt: skip
-    """The readout of all hidden units at some offsets."""
+    """The readout of all hidden units at points as poses see them."""
     r, o, d = tl.program_id(0) * BR + tl.arange(0, BR), tl.arange(0, OP), tl.arange(0, DP)
-    points = _points(offsets, r, d, rows, D)
-    total = tl.zeros((BR, OP), points.dtype)
+    seen = _seen(points, inverse, r, d, rows, count, i0, i1, i2, D)
+    total = tl.zeros((BR, OP), seen.dtype)
     for f in range(F):
-        x = _inner(points, layer, shift, f, d, D)
+        x = _inner(seen, layer, shift, f, d, D)
         total += (x * _sigmoid(x))[:, None] * tl.load(readout + o * F + f, mask=o < MC, other=0.0)[None, :]
     tl.store(out + _places(r, o, rows, C), total.to(out.dtype.element_ty), mask=(r < rows)[:, None] & (o < MC)[None, :])
 
 
 @triton.jit
 def table_back(
-    offsets, layer, shift, readout, grad, grad_layer, grad_shift, grad_readout, rows,
+    points, inverse, layer, shift, readout, grad, grad_layer, grad_shift, grad_readout, rows, count, i0, i1, i2,
     D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, MC: tl.constexpr, OP: tl.constexpr, C: tl.constexpr,
     BR: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of the weights of a hidden unit: sums over all offsets, in their order."""
+    """The gradients of the weights of a hidden unit: sums over all rows, in their order."""
     f, o, d = tl.program_id(0), tl.arange(0, OP), tl.arange(0, DP)
-    first = _points(offsets, tl.arange(0, BR), d, rows, D)
+    first = _seen(points, inverse, tl.arange(0, BR), d, rows, count, i0, i1, i2, D)
     weights = tl.load(readout + o * F + f, mask=o < MC, other=0.0).to(first.dtype)
     of_readout, of_shift, of_layer = tl.zeros((OP,), first.dtype), tl.zeros((BR,), first.dtype), first * 0
     for start in range(0, rows, BR):
         r = start + tl.arange(0, BR)
-        points = _points(offsets, r, d, rows, D)
-        x = _inner(points, layer, shift, f, d, D)
+        seen = _seen(points, inverse, r, d, rows, count, i0, i1, i2, D)
+        x = _inner(seen, layer, shift, f, d, D)
         s = _sigmoid(x)
         here = (r < rows)[:, None] & (o < MC)[None, :]
         change = tl.load(grad + _places(r, o, rows, C), mask=here, other=0.0).to(first.dtype)
         of_x = tl.sum(change * weights[None, :], axis=1) * s * (1 + x * (1 - s))
         of_readout += tl.sum(change * (x * s)[:, None], axis=0)
         of_shift += of_x
-        of_layer += of_x[:, None] * points
+        of_layer += of_x[:, None] * seen
     tl.store(grad_readout + o * F + f, of_readout.to(grad_readout.dtype.element_ty), mask=o < MC)
     tl.store(grad_shift + f, tl.sum(of_shift, axis=0).to(grad_shift.dtype.element_ty))
     tl.store(grad_layer + f * D + d, tl.sum(of_layer, axis=0).to(grad_layer.dtype.element_ty), mask=d < D)

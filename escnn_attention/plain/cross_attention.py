@@ -15,6 +15,7 @@ from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.bias import positional_bias
 from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS, GridCall, KeyMode, PointCall, QueryMode
+from escnn_attention.functional.autograd import PRECISE
 from escnn_attention.functional.points.call import PairTables
 from escnn_attention.geometry.grid import Grid, kept_grid
 from escnn_attention.geometry.grid_pair import GridPair
@@ -216,7 +217,7 @@ class CrossAttention(ScoredHeads):
     def scattered(self, x: Tensor, coords: Tensor | None, batch: Tensor | None) -> Scattered:
         """Features at points, or those on a grid, ``(B, size, *space)``, at its positions, with their centre at 0."""
         if coords is not None:
-            return Scattered(x, coords.to(torch.promote_types(self.inverse_action.dtype, torch.float32)), batch)
+            return Scattered(x, coords.to(PRECISE[self.inverse_action.dtype]), batch)
         space, images = x.shape[2:], x.shape[0]
         grid = kept_grid(space, Window(), self.inverse_action.dtype, x.device)
         places = grid.coordinates * ((max((1, *space)) - 1) / 2 or 1.0)

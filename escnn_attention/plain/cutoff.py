@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from escnn_attention.functional.autograd import PRECISE
 from escnn_attention.geometry.neighbours import Neighbourhood
 
 
@@ -43,7 +44,7 @@ class Cutoff(torch.nn.Module):
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """The envelope ``(...)`` of points ``(..., d)`` that broadcast against each other."""
-        query, key = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (query, key))
+        query, key = (x.to(PRECISE[x.dtype]) for x in (query, key))
         square = self.rule.squares(query, key)
         # The root has no derivative at 0, where that of an even function of the distance is 0.
         still = square == 0

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from escnn_attention._checks import check_grid
 from escnn_attention.encodings import Encoding
-from escnn_attention.functional.autograd import exactly
+from escnn_attention.functional.autograd import PRECISE, exactly
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
 from escnn_attention.plain.buffers import ExactBuffers
@@ -179,7 +179,7 @@ class PositionEmbedding(ExactBuffers):
             grid = Grid(tuple(x.shape[2:]), Window(), dtype=self.inverse_action.dtype, device=x.device)
             field = self._field(grid.coordinates).to(x.dtype)
             return x + field.T.unflatten(1, x.shape[2:])
-        precise = coords.to(torch.promote_types(self.inverse_action.dtype, torch.float32))
+        precise = coords.to(PRECISE[self.inverse_action.dtype])
         offsets = offsets_from_mean(precise, batch, count_clouds(batch, coords, mask), mask)
         y = x + self._field((offsets / self.length_scale).to(self.inverse_action.dtype)).to(x.dtype)
         return y if mask is None else y * mask.to(y.dtype)[:, None]

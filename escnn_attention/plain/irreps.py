@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from escnn_attention.functional import launch
 from escnn_attention.functional.autograd import needs_operators
 from escnn_attention.functional.irreps import (
     from_copies,
@@ -154,7 +155,7 @@ class Irreps(ExactBuffers):
 
         A program holds no decision that depends on a size.
         """
-        if x.device.type != "cpu" or torch.compiler.is_compiling() or needs_operators(x, weight):
+        if x.device.type in launch.DEVICES or torch.compiler.is_compiling() or needs_operators(x, weight):
             return False
         moved = (_PER_NUMBER_ACROSS - _PER_NUMBER) * self.fields * len(self.poses) if across else 0
         return number * (self._saved - moved) > self._overhead

@@ -18,6 +18,7 @@ from escnn_attention.encodings.base import Needs
 from escnn_attention.encodings.bias import EncodingBias, FromAllPoses
 from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional import BETWEEN_POINTS, PointCall
+from escnn_attention.functional.autograd import PRECISE
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.call import Halves, PairBias, PairTables, Relate, Values, in_rows
 from escnn_attention.functional.points.reference import probabilities
@@ -192,7 +193,7 @@ class PointAttention(PointModule, HeadModule):
     def _points(self, cloud: Cloud, element: LieElement | None = None) -> Points:
         """The points of a cloud in units of the length scale, transformed by the inverse of an element."""
         # In half precision points that are far from the origin would fall together.
-        points = cloud.coords.to(torch.promote_types(self.inverse_action.dtype, torch.float32))
+        points = cloud.coords.to(PRECISE[self.action_columns.dtype])
         if self.length_scale != 1:
             points = self.relation.scaled(points, self.length_scale)
         if self.transformation is not None and element is not None:
@@ -238,7 +239,7 @@ class PointAttention(PointModule, HeadModule):
             query = "all" if q.shape[3] == 1 else query
             tables = PairTables(
                 relate=self.relate(),
-                inverse_action=self.inverse_action,
+                inverse_action=self.action_columns.permute(1, 2, 0),
                 quotient=self.quotient,
                 relative=self.relative,
                 query=query,
@@ -282,11 +283,11 @@ class PointAttention(PointModule, HeadModule):
         """The function of two points that the encoding gets."""
         if self.motion is not None and self.rotation is not None:
             return SeenMotion(self.motion, self.rotation)
-        return SeenFromPoses(self._relation_in_units, self.inverse_action)
+        return SeenFromPoses(self._relation_in_units, self.action_columns.permute(1, 2, 0))
 
     def _log_measure(self, measure: Tensor | None) -> Tensor | None:
         """The logarithms of the measure of the keys, ``(N or 1, P or 1)``."""
-        points = None if measure is None else measure.to(self.inverse_action.dtype).log().unsqueeze(-1)
+        points = None if measure is None else measure.to(self.action_columns.dtype).log().unsqueeze(-1)
         # Keys of one pose, or without poses, all have the same weight.
         alike = self.log_measure is None or self.keys == "own" or isinstance(self.project_in, Scalars)
         if alike or self.log_measure is None:

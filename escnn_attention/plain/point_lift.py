@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from escnn_attention.functional.autograd import PRECISE
 from escnn_attention.geometry.points import ranks
 from escnn_attention.geometry.relations import rotation_vector
 from escnn_attention.plain.blocks import Parts
@@ -86,7 +87,7 @@ class PointLift(torch.nn.Module):
             rotations = self.draw(len(coords)) if self.training else self.spread(ranks(batch, mask, coords))
             if self.positive_quaternions:  # the same rotations
                 rotations = torch.where(rotations[..., :1] < 0, -rotations, rotations)
-        precise = torch.promote_types(coords.dtype, torch.float32)
+        precise = PRECISE[coords.dtype]
         rotations = rotations.to(coords.device, precise).flatten(0, 1)
         x = x.repeat_interleave(number, 0)
         of_points = (None if t is None else t.repeat_interleave(number, 0) for t in (batch, mask, measure))

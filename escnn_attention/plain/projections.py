@@ -293,19 +293,23 @@ class FromPoses(ExactBuffers):
         shape = (fields, width) if kind == "group" else (size // order, fields)
         self.weight = Parameter(torch.randn(shape) / math.sqrt(fan_in))
         self.bias: Parameter | None = None
-        if invariants is not None and invariants.shape[1]:
+        self.by_field = False  # whether each of several fields of one size has a number for all its channels
+        if invariants is not None and (number := invariants.shape[1]):
             self.register_exact("invariants", invariants)
-            self.bias = Parameter(torch.zeros(invariants.shape[1]))
+            self.bias = Parameter(torch.zeros(number))
+            self.by_field = np.array_equal(invariants, np.eye(number).repeat(size // number, axis=0))
 
     def forward(self, y: Tensor) -> Tensor:
         across = self.groups > 1 and y.stride(-1) != 1
         if self.irreps is not None and self.irreps.pays(y, self.weight, math.prod(y.shape[1:-2]), across):
             return self.irreps.from_poses(y, self.weight, self.bias)
-        bias = None if self.bias is None else self.invariants @ self.bias
         if self.frames is None:
             weight = self.weight.T.unflatten(0, (self.groups, -1))
             x = grouped_linear_transpose(y, weight).transpose(-1, -2).flatten(-2)
-            return x if bias is None else x + bias.to(x.dtype)
+            return x if self.bias is None else x + (self.invariants @ self.bias).to(x.dtype)
+        bias: Tensor | None = self.bias
+        if bias is not None:
+            bias = bias.unsqueeze(1) if self.by_field else self.invariants @ bias
         of_poses = y.transpose(-1, -2) if self.groups == 1 else y
         weight, columns = self.frames.map(self.weight, self.groups)
         return grouped_linear_transpose(of_poses, weight, bias, columns)
@@ -385,7 +389,7 @@ class ScoredHeads(ExactBuffers):
     registers: Registers | None
     query_weight: float
     shared_scores: bool = False
-    inverse_action: Tensor
+    action_columns: Tensor
     relative: Tensor | None
     log_measure: Tensor | None
     stabilizer: Tensor | None
@@ -394,6 +398,11 @@ class ScoredHeads(ExactBuffers):
     def channels(self) -> int:
         """C, the channels of a head."""
         raise NotImplementedError
+
+    @property
+    def inverse_action(self) -> Tensor:
+        """``(|H|, d, d)``; the matrix of the inverse of each element."""
+        return self.action_columns.permute(1, 2, 0)
 
     def complete(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values ``(M, B, N, P, C)``, normalised and with registers where there are some."""
@@ -412,7 +421,8 @@ class ScoredHeads(ExactBuffers):
 
     def register_tables(self, tables: GroupTables) -> None:
         """Make the tables constants of the module, by their names."""
-        self.register_exact("inverse_action", tables.inverse_action)
+        # As frequencies of encodings are multiplied with it.
+        self.register_exact("action_columns", tables.inverse_action.transpose(2, 0, 1))
         quotient = None if tables.quotient is None else torch.as_tensor(tables.quotient)
         self.register_buffer("quotient", quotient, persistent=False)
         self.register_exact("relative", tables.relative)

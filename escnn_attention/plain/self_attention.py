@@ -158,7 +158,7 @@ class SelfAttention(HeadModule):
 
     def positions(self, x: Tensor) -> Grid:
         """The grid of a tensor of features."""
-        return kept_grid(x.shape[2:], self.window, self.inverse_action.dtype, x.device)
+        return kept_grid(x.shape[2:], self.window, self.action_columns.dtype, x.device)
 
     def attend(
         self, x: Tensor, positions: Grid, element: LieElement | None = None, mask: Tensor | None = None
@@ -232,7 +232,7 @@ class SelfAttention(HeadModule):
 
     def bias(self, positions: Grid | GridPair, element: LieElement | None = None) -> PositionalBias:
         """Terms that the positional encoding adds to the scores at the given positions."""
-        inverse = self.inverse_action
+        inverse = self.action_columns.permute(1, 2, 0)
         if self.shared_scores:
             seen = FromAllPoses(self.seen_encoding, inverse)
             return positional_bias(seen, positions, seen.identity, None)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from escnn_attention.functional.autograd import PRECISE
 from escnn_attention.functional.points.call import Relate
 from escnn_attention.geometry.points import Cloud, Points
 from escnn_attention.plain.blocks import Parts
@@ -77,7 +78,7 @@ class LocalFrames(ExactBuffers):
 def _exponential(generator: Tensor, waves: Tensor | None, angle: Tensor) -> Tensor:
     """The matrices ``(N, n, n)`` of rotations by angles ``(N,)``: sums of :func:`_waves_of` where there are some."""
     # In the precision of the generators, whatever autocast does, and not in half precision.
-    precise = torch.promote_types(generator.dtype, torch.float32)
+    precise = PRECISE[generator.dtype]
     angle = angle.to(precise)
     if waves is None:
         return torch.linalg.matrix_exp(angle[:, None, None] * generator.to(precise))
@@ -120,7 +121,7 @@ class SphereAttention(PointAttention):
         self.axes = axes
 
     def compute(self, x: Tensor, cloud: Cloud) -> Tensor:
-        angles = angles_of(cloud.coords.to(torch.promote_types(self.inverse_action.dtype, torch.float32)))
+        angles = angles_of(cloud.coords.to(PRECISE[self.inverse_action.dtype]))
         where = (cloud.coords, cloud.edge_index, cloud.batch, self.neighbourhood, cloud.edge_attr)
         frames = Points(frames_at(*angles).flatten(1), *where)
         return self.out_of.outward(self.attend(self.into.inward(x, *angles), frames, cloud.measure), *angles)
@@ -157,7 +158,7 @@ class SphereFeedForward(Parts):
     """At every point ``frames``, ``expand``, a SiLU, ``contract``: ``(N, in)`` to ``(N, in)``."""
 
     def forward(self, x: Tensor, coords: Tensor) -> Tensor:
-        angles = angles_of(coords.to(torch.promote_types(self.contract.weight.dtype, torch.float32)))
+        angles = angles_of(coords.to(PRECISE[self.contract.weight.dtype]))
         hidden = torch.nn.functional.silu(self.expand(self.frames.inward(x, *angles).unsqueeze(0)))
         return self.frames.outward(self.contract(hidden).squeeze(0), *angles)
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from escnn_attention.functional import launch
 from escnn_attention.functional import matmul as module
 from escnn_attention.functional.matmul import (
     Columns,
@@ -204,18 +203,17 @@ def test_columns(groups):
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-15), (torch.float32, 1e-6), (torch.bfloat16, 1e-2)]
 )
-def test_a_kernel_adds_columns(monkeypatch, groups, dtype, tolerance):
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+def test_a_kernel_adds_columns(monkeypatch, interpreted_kernels, groups, dtype, tolerance):
     seen = Columns.of(torch.stack([torch.randperm(70) for _ in range(4)]), groups)
-    with torch.no_grad():
-        of_poses = torch.randn_like(gather_columns(torch.randn(6, 70), seen)).to(dtype)
-        found = add_columns(of_poses, seen.back)
+    of_poses = torch.randn_like(gather_columns(torch.randn(6, 70), seen)).to(dtype).requires_grad_()
+    found = add_columns(of_poses, seen.back)
+    weight = torch.randn_like(found)
+    (grad,) = torch.autograd.grad(found, of_poses, weight)
     monkeypatch.undo()
-    assert found.dtype == dtype
+    assert found.dtype == grad.dtype == dtype
     exact = add_columns(of_poses.double(), seen.back)
     assert (found.double() - exact).abs().max() <= tolerance * exact.abs().max()
+    assert torch.equal(grad, gather_columns(weight, seen))
 
 
 _COMPILE = """
@@ -319,20 +317,23 @@ def test_inside_transforms(groups):
     torch.testing.assert_close(tangent, gather_columns(weight, seen))
 
 
-def test_parts_have_gradients_in_every_order_of_memory():
+@pytest.mark.parametrize("lies", ["by group", "across", "by position"])
+def test_parts_have_gradients_in_every_order_of_memory(request, lies):
     """With a gradient in one piece that lies as the product has made what is taken apart."""
     by_group = torch.randn(6, 4, 3, 2, 2, 5, dtype=torch.float64)
-    by_position = by_group.permute(1, 2, 3, 0, 4, 5).contiguous().permute(3, 0, 1, 2, 4, 5)
-    across = by_group.permute(1, 0, 4, 5, 2, 3).contiguous().permute(1, 0, 4, 5, 2, 3)
-    for lies in (by_group, across.to("meta"), by_position.to("meta")):  # as a GPU would have it
-        made = lies.requires_grad_()
-        parts = apart(made, 3, made.stride(2) == 2)
-        (grad,) = torch.autograd.grad(sum((i + 1) * part.square().sum() for i, part in enumerate(parts)), made)
-        assert grad.stride() == made.stride()
-        if made.device.type == "cpu":
-            assert all(torch.equal(part, whole) for part, whole in zip(parts, by_group.chunk(3), strict=True))
-            expected = 2 * torch.arange(1.0, 4.0).repeat_interleave(2).view(-1, 1, 1, 1, 1, 1) * by_group
-            torch.testing.assert_close(grad, expected.detach())
+    if lies != "by group":  # as a GPU would have it
+        request.getfixturevalue("interpreted_kernels")
+    made = {
+        "by group": by_group,
+        "across": by_group.permute(1, 0, 4, 5, 2, 3).contiguous().permute(1, 0, 4, 5, 2, 3),
+        "by position": by_group.permute(1, 2, 3, 0, 4, 5).contiguous().permute(3, 0, 1, 2, 4, 5),
+    }[lies].requires_grad_()
+    parts = apart(made, 3, made.stride(2) == 2)
+    (grad,) = torch.autograd.grad(sum((i + 1) * part.square().sum() for i, part in enumerate(parts)), made)
+    assert grad.stride() == made.stride()
+    assert all(torch.equal(part, whole) for part, whole in zip(parts, by_group.chunk(3), strict=True))
+    expected = 2 * torch.arange(1.0, 4.0).repeat_interleave(2).view(-1, 1, 1, 1, 1, 1) * by_group
+    torch.testing.assert_close(grad, expected.detach())
 
 
 @pytest.mark.parametrize("gathers", [False, True])

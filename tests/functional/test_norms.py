@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from escnn_attention.functional import launch, norms
+from escnn_attention.functional import norms
 from escnn_attention.functional.norms import field_norm
 from tests.functional.cuda import needs_cuda
 
@@ -37,11 +37,8 @@ def compare(device, dtype, tolerance, shape, rms, memory=torch.contiguous_format
 
 
 @pytest.fixture
-def kernels(monkeypatch):
+def kernels(monkeypatch, interpreted_kernels):
     """Those that run in the interpreter: of several programs that have several stretches of rows each."""
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(launch, "DEVICES", {"cpu"})
     monkeypatch.setattr(norms, "_NUMBERS", 64)
     monkeypatch.setattr(norms, "_PROGRAMS", 2)
     monkeypatch.setattr(norms, "_plainly", None)

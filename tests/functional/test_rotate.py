@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from escnn_attention.functional import launch
 from escnn_attention.functional import rotate as module
 from escnn_attention.functional.rotate import attach_waves, rotate
 from tests.functional.cuda import needs_cuda
@@ -69,13 +68,11 @@ def compare_all(device: str, dtype: torch.dtype, shape, angles, tolerance: float
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("shape", "angles"), SHAPES)
 @pytest.mark.parametrize("way", ["passes", "operations", "interpreter"])
-def test_rotating_is_complex_multiplication(monkeypatch, way, shape, angles):
+def test_rotating_is_complex_multiplication(monkeypatch, request, way, shape, angles):
     if way == "operations":
         monkeypatch.setattr(module, "needs_operators", lambda *_: True)
     if way == "interpreter":
-        pytest.importorskip("triton")
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-        monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+        request.getfixturevalue("interpreted_kernels")
         monkeypatch.setattr(module, "_LEAST", 3)  # stretches, of which the last is not full
     compare_all("cpu", torch.float64, shape, angles, 1e-12)
 

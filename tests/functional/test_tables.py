@@ -3,30 +3,49 @@
 import pytest
 import torch
 
-from escnn_attention.functional import launch, tables
-from escnn_attention.functional.tables import network_table, select_rows
+from escnn_attention.functional import tables
+from escnn_attention.functional.tables import network_tables, select_rows
 from tests.functional.cuda import needs_cuda
 
-SHAPES = [(5, 2, 3, 2, 3), (70, 3, 4, 1, 1), (9, 1, 2, 3, 5)]  # rows, dimension, hidden units, heads, channels
+SHAPES = [(5, 2, 3, 2, 3), (30, 3, 4, 1, 1), (9, 1, 2, 3, 5)]  # points, dimension, hidden units, heads, channels
 
 
-def network(offsets, layer, shift, readout):
-    inner = torch.einsum("rd,fd->rf", offsets, layer) + shift
-    return torch.einsum("rf,mcf->mrc", inner * inner.sigmoid(), readout)
+def network(points, inverse, layer, shift, readout, poses, index):
+    inner = torch.einsum("hij,rj,fi->hrf", inverse, points, layer) + shift
+    return torch.einsum("hrf,mcf->mhrc", inner * inner.sigmoid(), readout), poses[:, index]
+
+
+def drawn(shape: tuple[int, ...]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Points, matrices of three poses, weights and a table, and which rows of it each pose has."""
+    torch.manual_seed(0)
+    rows, dim, functions, heads, channels = shape
+    sizes = (
+        (rows, dim),
+        (3, dim, dim),
+        (functions, dim),
+        (functions,),
+        (heads, channels, functions),
+        (heads, 4, channels),
+    )
+    tensors = [torch.randn(s, dtype=torch.float64) for s in sizes]
+    return tensors[:2] + [w.mul_(3).requires_grad_() for w in tensors[2:]], torch.randint(4, (3, 2))
+
+
+def tables_of(points, inverse, layer, shift, readout, poses, index):
+    return network_tables(points, inverse, (layer, shift, readout), poses, index)
 
 
 def compare(device: str, dtype: torch.dtype, shape: tuple[int, ...], tolerance: float) -> None:
-    torch.manual_seed(0)
-    rows, dim, functions, heads, channels = shape
-    sizes = (functions, dim), (functions,), (heads, channels, functions)
-    offsets, *weights = (torch.randn(s, dtype=torch.float64) for s in ((rows, dim), *sizes))
-    weights = [w.mul_(3).requires_grad_() for w in weights]
-    expected = network(offsets, *weights)
-    weight = torch.randn_like(expected)
-    wanted = [expected, *torch.autograd.grad((expected * weight).sum(), weights)]
-    weights = [w.detach().to(device, dtype).requires_grad_() for w in weights]
-    out = network_table(offsets.to(device, dtype), *weights)
-    got = [out, *torch.autograd.grad((out * weight.to(out)).sum(), weights)]
+    tensors, index = drawn(shape)
+    expected = network(*tensors, index)
+    weights = [torch.randn_like(t) for t in expected]
+    wanted = [*expected, *torch.autograd.grad(expected, tensors[2:], weights)]
+    tensors = [t.detach().to(device, dtype) for t in tensors]
+    # The matrices of a layer lie so.
+    tensors[1] = tensors[1].permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    leaves = [t.requires_grad_() for t in tensors[2:]]
+    found = tables_of(*tensors, index.to(device))
+    got = [*found, *torch.autograd.grad(found, leaves, [w.to(device, dtype) for w in weights])]
     for a, b in zip(got, wanted, strict=True):
         assert a.shape == b.shape
         assert (a.detach().double().cpu() - b.detach()).norm() <= tolerance * b.norm()
@@ -34,13 +53,35 @@ def compare(device: str, dtype: torch.dtype, shape: tuple[int, ...], tolerance: 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("interpreted", [False, True])
-def test_the_table_is_that_of_the_network(monkeypatch, interpreted, shape):
+def test_the_table_is_that_of_the_network(monkeypatch, request, interpreted, shape):
     if interpreted:
-        pytest.importorskip("triton")
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-        monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+        request.getfixturevalue("interpreted_kernels")
         monkeypatch.setattr(tables, "_plainly", None)
     compare("cpu", torch.float64, shape, 1e-12)
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_one_of_both_results_has_gradients_of_any_order(interpreted_kernels, used):
+    tensors, index = drawn((2, 2, 3, 2, 3))
+    found = []
+    for function in (network, tables_of):
+        out = function(*tensors, index)[used]
+        grads = torch.autograd.grad(out.sin().sum(), tensors[2:], create_graph=True, allow_unused=True)
+        assert [g is None for g in grads] == 3 * [used == 1] + [used == 0] or function is tables_of
+        grads = [g for g in grads if g is not None and g.any()]
+        found.append([*grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), tensors[2 + 3 * used])])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_a_layer_without_poses(interpreted_kernels):
+    tensors, _ = drawn((2, 2, 3, 2, 3))
+    table, chosen = network_tables(*tensors[:2], tuple(tensors[2:5]))
+    assert chosen is None
+    expected, _ = network(*tensors, torch.zeros(3, 2, dtype=torch.long))
+    torch.testing.assert_close(table, expected)
+    grads = (torch.autograd.grad(t.square().sum(), tensors[2]) for t in (table, expected))
+    torch.testing.assert_close(*(g for (g,) in grads))
 
 
 @needs_cuda
@@ -52,32 +93,25 @@ def test_tables_on_cuda(shape, dtype, tolerance):
     compare("cuda", dtype, shape, tolerance)
 
 
-@pytest.mark.parametrize("change", ["large", "gradients of offsets", "transforms"])
-def test_other_calls_are_operations_of_pytorch(monkeypatch, change):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+@pytest.mark.parametrize("change", ["large", "gradients of points", "gradients of matrices", "transforms"])
+def test_other_calls_are_operations_of_pytorch(monkeypatch, interpreted_kernels, change):
     monkeypatch.setattr(tables, "_operator", None)
-    offsets, *weights = torch.randn(5, 2), torch.randn(3, 2), torch.randn(3), torch.randn(2, 4, 3)
-    expected = network(offsets, *weights)
+    tensors, index = drawn((5, 2, 3, 2, 4))
     if change == "large":
-        monkeypatch.setattr(tables, "MOST", 39)
+        monkeypatch.setattr(tables, "MOST", 119)
     elif change == "transforms":
-        weights = [w.double().requires_grad_() for w in weights]
-        offsets = offsets.double()
         monkeypatch.setattr(tables, "needs_operators", lambda *_: True)
     else:
-        offsets.requires_grad_()
-    torch.testing.assert_close(network_table(offsets, *weights).to(expected), expected, rtol=1e-4, atol=1e-5)
+        tensors[change == "gradients of matrices"].requires_grad_()
+    for a, b in zip(tables_of(*tensors, index), network(*tensors, index), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 1e-2)]
 )
 @pytest.mark.parametrize("channels", [3, 70])
-def test_gradients_of_selected_rows(monkeypatch, channels, dtype, tolerance):
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+def test_gradients_of_selected_rows(monkeypatch, interpreted_kernels, channels, dtype, tolerance):
     index = torch.randint(4, (50,))  # the fifth row is not among them
     table = torch.randn(2, 5, channels).to(dtype).requires_grad_()
     out = select_rows(table, index)
@@ -109,7 +143,7 @@ def build(kernel, constants, types):
 
 constants = {"D": 2, "DP": 2, "F": 16, "MC": 90, "OP": 128, "C": 10, "BR": 32}
 for kernel in (tables_kernels.table, tables_kernels.table_back):
-    build(kernel, constants, {"rows": "i32"})
+    build(kernel, constants, dict.fromkeys(["rows", "count", "i0", "i1", "i2"], "i32"))
 integers = dict.fromkeys(["count", "rows", "channels"], "i32")
 build(tables_kernels.add_rows, {"BI": 32, "BC": 16}, {"index": "*i64"} | integers)
 """

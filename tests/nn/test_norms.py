@@ -15,7 +15,7 @@ from escnn_attention import (
     SphereTransformerBlock,
     TransformerBlock,
 )
-from escnn_attention.functional import launch, norms
+from escnn_attention.functional import norms
 from tests import spaces
 
 scopes = pytest.mark.parametrize("scope", ["position", "sample"])
@@ -241,15 +241,14 @@ def test_kinds_and_poses_by_the_formula(kind, scope, space):
     ("representations", "kind", "served"),
     [(3 * ["regular"], "layer", True), (3 * ["regular"], "rms", True), (["regular", "irrep_0"], "layer", False)],
 )
-def test_kernels_serve_fields_of_one_size(monkeypatch, representations, kind, served):
+def test_kernels_serve_fields_of_one_size(monkeypatch, request, representations, kind, served):
     pytest.importorskip("triton")
     gspace = gspaces.rot2dOnR2(4)
     field_type = FieldType(gspace, [gspace.fibergroup.representations[name] for name in representations])
     module, x = drawn(FieldLayerNorm(field_type, kind=kind)), offset(field_type)
     expected = module(x).tensor
     launched = []
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+    request.getfixturevalue("interpreted_kernels")
     monkeypatch.setattr(norms, "_launch", lambda *a, to=norms._launch: launched.append(a[0]) or to(*a))
     torch.testing.assert_close(module(x).tensor, expected)
     assert launched == ["norm"] * served

@@ -108,7 +108,7 @@ def test_a_signal_stops_a_command(configuration, fitted, fork, quick_path, tmp_p
         process_id, wait = process.pid, lambda: process.join() or process.exitcode
     else:
         code = f"from tests.training.test_stopping import run; run({arguments}, {str(output)!r}, {str(ready)!r})"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": quick_path}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0", "PYTHONPATH": quick_path}
         started = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], env=environment, cwd=ROOT)
         process_id, wait = started.pid, started.wait
     busy = wait_for(ready, 2 if command == "compare" else 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.autograd import exactly
+from escnn_attention.functional.autograd import PRECISE, exactly
 from escnn_attention.functional.call import Call
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
@@ -16,7 +16,7 @@ from escnn_attention.geometry.grid_pair import GridPair
 
 def angles(points: Tensor, frequencies: Tensor) -> Tensor:
     """The angles at points ``(n, d)``, of frequencies ``(M, |H|, F, d)``: ``(M, |H|, n, F)``, in single precision."""
-    precise = torch.promote_types(frequencies.dtype, torch.float32)
+    precise = PRECISE[frequencies.dtype]
     rows = frequencies.to(precise).permute(3, 1, 0, 2)
     with exactly(points.device.type):  # one product of matrices
         return (points.to(precise) @ rows.flatten(1)).unflatten(1, rows.shape[1:]).permute(2, 1, 0, 3)

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from escnn_attention.functional.autograd import PRECISE
 from escnn_attention.functional.grid.call import Heads, PositionalBias, Waves
 from escnn_attention.functional.grid.widen import angles_of, of_images
 from escnn_attention.functional.rotate import rotate
@@ -242,7 +243,7 @@ def fold_shares(call: _H) -> _H:
     axes = (-3,) if call.keys == "own" else (-3, -2)  # of the keys that a query sees
     if call.bias.log_measure is None:
         return replace(call, v=call.v / (number if call.keys == "own" else number * poses))
-    measure = call.bias.log_measure.to(torch.promote_types(call.v.dtype, torch.float32)).exp().mT.unsqueeze(-1)
+    measure = call.bias.log_measure.to(PRECISE[call.v.dtype]).exp().mT.unsqueeze(-1)
     measure = measure.expand(*measure.shape[:-3], number, poses, 1)
     share = measure / measure.sum(axes, keepdim=True).clamp(min=torch.finfo(measure.dtype).tiny)
     return replace(call, v=call.v * share.to(call.v.dtype), bias=replace(call.bias, log_measure=None))

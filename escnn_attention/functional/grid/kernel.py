@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.autograd import Operator, Passes
+from escnn_attention.functional.autograd import PRECISE, Operator, Passes
 from escnn_attention.functional.call import QueryMode
 from escnn_attention.functional.grid import portable
 from escnn_attention.functional.grid.call import GridCall, PositionalBias
@@ -152,7 +152,7 @@ class GridLoop:
         elif bias.waves is not None:
             readout = bias.waves.readout
             cos, sin = bias.waves.phases(_points(call))
-        dtype, exact = call.v.dtype, torch.promote_types(call.v.dtype, torch.float32)
+        dtype, exact = call.v.dtype, PRECISE[call.v.dtype]
         own = dtype if self.keeps_half else exact
         q, k, v = call.q.to(own), call.k.to(own), call.v.to(own)
         if self.laid_out is not None:
@@ -185,7 +185,7 @@ def _points(call: GridCall) -> Tensor:
 
 def _plainly(call: Arguments) -> Tensor:
     """The output by operations that autograd looks through."""
-    dtype, exact = call.q.dtype, torch.promote_types(call.q.dtype, torch.float32)
+    dtype, exact = call.q.dtype, PRECISE[call.q.dtype]
     if exact != dtype:
         return _plainly(call._replace(q=call.q.to(exact), k=call.k.to(exact), v=call.v.to(exact))).to(dtype)
     query: QueryMode = "all" if call.sum_query_poses else "own"

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.exporting.packaged import PackagedLoop
-from escnn_attention.functional.autograd import exactly, needs_operators
+from escnn_attention.functional.autograd import PRECISE, exactly, needs_operators
 from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.grid.kernel import (
     Arguments,
@@ -126,7 +126,7 @@ def why_unsupported(call: GridCall) -> str | None:
             return "there is no base space for a table of offsets"
         if len(call.offsets.offsets) * call.bias.num_poses > _MOST_KEYS:
             return f"without a window it serves at most {_MOST_KEYS} offsets and poses"
-    return why_not_built(torch.promote_types(call.q.dtype, torch.float32))
+    return why_not_built(PRECISE[call.q.dtype])
 
 
 def attention(call: GridCall) -> Tensor:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.exporting.mode import in_programs
-from escnn_attention.functional.autograd import is_transformed, recompute
+from escnn_attention.functional.autograd import PRECISE, is_transformed, recompute
 from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.grid.widen import widen
 from escnn_attention.functional.memory import chunk_size
@@ -55,7 +55,7 @@ def attention(call: GridCall) -> Tensor:
         >>> torch.allclose(found, attention(q, k, v, grid, bias, backend="reference"), atol=1e-5)
         True
     """
-    positions, exact = call.offsets, torch.promote_types(call.v.dtype, torch.float32)
+    positions, exact = call.offsets, PRECISE[call.v.dtype]
     in_windows = positions.window.kernel_size is not None
     bias = call.bias.explicit(positions) if in_windows else call.bias
     q, k, v = (t.to(exact) for t in (call.q, call.k, call.v))

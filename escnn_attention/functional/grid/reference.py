@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from escnn_attention.functional.autograd import PRECISE
 from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.memory import refuse_the_impossible
 from escnn_attention.functional.rotate import rotate
@@ -98,7 +99,7 @@ def probabilities(call: GridCall, queries: Tensor | None = None, poses: Tensor |
         # A softmax over keys that are all of measure zero is 0 / 0: there they count alike, as in other backends.
         unseen = measured.isneginf().flatten(-2).all(-1)[..., None, None]
         score = torch.where(unseen, score, measured)
-    exact = torch.promote_types(score.dtype, torch.float32)
+    exact = PRECISE[score.dtype]
     return score.flatten(-2).softmax(-1, dtype=exact).to(call.q.dtype).unflatten(-1, (num_keys, -1))
 
 
@@ -146,7 +147,7 @@ def _scores(
 
 def _angles(offsets: Tensor, rotary: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """The angles of all pairs, ``(M, 1, n, N', H, 1, F)``, for the rows ``(n, N')`` of their offsets."""
-    precise = torch.promote_types(dtype, torch.float32)
+    precise = PRECISE[dtype]
     angle = offsets.to(precise) @ rotary.to(precise).transpose(-1, -2)
     return angle[:, :, rows.clamp(min=0)].movedim(1, 3)[:, None, :, :, :, None]
 

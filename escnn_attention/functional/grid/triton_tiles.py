@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from escnn_attention.functional.autograd import PRECISE
 from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.functional.grid.kernel import Arguments, steps_of
 from escnn_attention.functional.grid.triton_launch import (
@@ -211,7 +212,7 @@ def room(call: Arguments) -> tuple[Tensor, Tensor]:
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
     """The precision of sums."""
-    return torch.promote_types(dtype, torch.float32)
+    return PRECISE[dtype]
 
 
 def pairs(call: Arguments) -> int:

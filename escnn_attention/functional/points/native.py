@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.exporting.packaged import PackagedLoop
-from escnn_attention.functional.autograd import Operator, Passes
+from escnn_attention.functional.autograd import PRECISE, Operator, Passes
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.native.arguments import Array, Kernel
 from escnn_attention.functional.native.build import FOLDER, archive, why_no_compiler
@@ -103,7 +103,7 @@ def attend(arguments: Arguments) -> Tensor:
 
 def prepared(arguments: Arguments) -> Arguments:
     """The arguments as the loop takes them: contiguous, of one precision, in whole vectors, with a seed."""
-    dtype, pose, measure = torch.promote_types(arguments.v.dtype, torch.float32), arguments.pose, arguments.log_measure
+    dtype, pose, measure = PRECISE[arguments.v.dtype], arguments.pose, arguments.log_measure
     if pose is not None:
         # Whole vectors.
         arguments = arguments._replace(pose=F.pad(pose, (0, -pose.shape[-1] % (_VECTOR_BYTES // dtype.itemsize))))
@@ -242,7 +242,7 @@ def why_unsupported(call: PointCall) -> str | None:
         return "the measure requires a gradient"
     if call.q.device.type != "cpu":
         return f"it runs on the CPU, and the tensors are on {call.q.device}"
-    return why_not_built(torch.promote_types(call.q.dtype, torch.float32))
+    return why_not_built(PRECISE[call.q.dtype])
 
 
 @constant_result

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.exporting.loops import while_loop
-from escnn_attention.functional.autograd import recompute
+from escnn_attention.functional.autograd import PRECISE, recompute
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.memory import chunk_size
@@ -109,7 +109,7 @@ class Weights:
 
     def _normalize(self, terms: PairScores, weights: Tensor, unseen: Tensor | None, mu: Tensor | None) -> Tensor:
         """Probabilities, or shares of the scores, of scores that broadcast to all pairs of poses."""
-        precise = torch.promote_types(weights.dtype, torch.float32)
+        precise = PRECISE[weights.dtype]
         poses = self.query_poses if self.sum_query_poses else 1
         weights = weights.expand(*weights.shape[:2], self.num_poses, poses, *weights.shape[4:]).to(precise)
         envelope = None if terms.envelope is None else terms.envelope[:, None, None, None, :, None].to(precise)

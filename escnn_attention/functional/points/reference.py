@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from escnn_attention.functional.autograd import PRECISE
 from escnn_attention.functional.points.call import PairScores, PointCall
 from escnn_attention.functional.points.portable import with_pairs
 from escnn_attention.functional.rotate import rotate
@@ -126,7 +127,7 @@ def _normalized(call: PointCall, score: Tensor, some: Chunk, envelope: Tensor | 
     """Probabilities, or shares of the scores, ``(G, M, H, J, A, P, K)``."""
     poses = call.q.shape[3] if call.query == "all" else 1
     score = score.expand(*score.shape[:2], call.num_poses, poses, *score.shape[4:])
-    score = score.to(torch.promote_types(score.dtype, torch.float32))
+    score = score.to(PRECISE[score.dtype])
     measure, unseen = call.bias.log_measure, (some.keys < 0)[:, None, None, None, None, None]
     mu = score.new_zeros(1) if measure is None else measure.expand(len(call.k[0, 0]), -1)[some.keys.clamp(min=0)]
     mu = (mu if measure is None else mu.transpose(1, 2)[:, None, None, None, None]).to(score.dtype)
@@ -163,9 +164,7 @@ def _in_frames(call: PointCall, q: Tensor, k: Tensor, v: Tensor, some: Chunk) ->
             q = q + own.unsqueeze(3)
     k = k.unsqueeze(4)  # G, M, H, P, A, K, C
     if terms.rotary is not None:
-        offset = (asked[keys].unsqueeze(1) - asking[queries].unsqueeze(2)).to(
-            torch.promote_types(terms.rotary.dtype, torch.float32)
-        )
+        offset = (asked[keys].unsqueeze(1) - asking[queries].unsqueeze(2)).to(PRECISE[terms.rotary.dtype])
         angle = torch.einsum("gakd,mhfd->gmhakf", offset, terms.rotary.to(offset.dtype)).unsqueeze(3)
         k = rotate(k, angle)
         v = rotate(v.unsqueeze(4), angle) if terms.rotates_values else v

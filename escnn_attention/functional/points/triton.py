@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention.functional.autograd import Operator, Passes
+from escnn_attention.functional.autograd import PRECISE, Operator, Passes
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.launch import interpreted, kernels, on_device, power_of_two, why_not_run
 from escnn_attention.functional.points.call import PairScores, PointCall, against
@@ -162,7 +162,7 @@ class _Edges(Chunks):
         if extra is not None:
             rows = (weights.num_poses, weights.query_poses if weights.sum_query_poses else 1)
             extra = extra.expand(v.shape[1], *rows, *extra.shape[3:]).flatten(1, 2)
-        dtype, measure = torch.promote_types(v.dtype, torch.float32), self.measure
+        dtype, measure = PRECISE[v.dtype], self.measure
 
         def exact(t: Tensor) -> Tensor:
             return t.to(dtype).contiguous()

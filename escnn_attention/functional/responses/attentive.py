@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.exporting.mode import in_programs
-from escnn_attention.functional.autograd import Operator, Passes
+from escnn_attention.functional.autograd import PRECISE, Operator, Passes
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.responses.convolution import convolve, views, wrapped
 from escnn_attention.functional.responses.responses import Arguments, backward_pass, empty_result, forward_pass
@@ -166,7 +166,7 @@ def _call(
     """The arguments of the operators, in the precision in which they work."""
     if geometry.circular:
         x, geometry = wrapped(x, geometry.padding, x.dim() - 2), geometry._replace(padding=0)
-    exact = torch.promote_types(kernel.dtype, torch.float32)
+    exact = PRECISE[kernel.dtype]
     tensors = (None if t is None else t.to(exact) for t in (x, kernel, squeeze, excite, spatial))
     fastest = RESPONSES_PER_CHUNK if x.device.type == "cpu" else _RESPONSES_PER_WIDE_CHUNK
     chunk = chunk_size(fastest, x.element_size(), copies=COPIES)

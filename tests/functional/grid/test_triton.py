@@ -500,7 +500,6 @@ _COMPILED = [
 @pytest.mark.parametrize("one", [None, *(pytest.param(kernel, marks=pytest.mark.exhaustive) for kernel in _COMPILED)])
 def test_kernels_compile_for_a_gpu_and_threads_exchange_nothing(run_python, monkeypatch, tmp_path, pytestconfig, one):
     """There is machine code for each; where a thread has all channels of a position there is nothing to exchange."""
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     drawn = cover([set(enumerate(kernel)) for kernel in _COMPILED], pytestconfig.option.hypothesis_seed, most=1)
     kernels = [one] if one else [_COMPILED[i] for i in drawn]
@@ -679,18 +678,16 @@ def test_windows_copy_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("layer", "most"),
     [
-        (partial(GroupSelfAttention, kernel_size=3, backend="triton"), (23, 26)),
-        (partial(GroupSelfAttention, kernel_size=3, query="all", backend="triton"), (23, 37)),
-        (partial(GroupSelfAttention, kernel_size=None, encoding="rotary", keys="own", backend="dense"), (46, 46)),
-        (partial(GroupSelfAttention, kernel_size=None, encoding="fourier", backend="dense"), (44, 47)),
-        (partial(TransformerBlock, kernel_size=3, norm="pre", backend="triton"), (47, 52)),
-        (partial(TransformerBlock, kernel_size=3, backend="triton"), (71, 74)),
+        (partial(GroupSelfAttention, kernel_size=3, backend="triton"), (19, 24)),
+        (partial(GroupSelfAttention, kernel_size=3, query="all", backend="triton"), (19, 35)),
+        (partial(GroupSelfAttention, kernel_size=None, encoding="rotary", keys="own", backend="dense"), (36, 36)),
+        (partial(GroupSelfAttention, kernel_size=None, encoding="fourier", backend="dense"), (38, 41)),
+        (partial(TransformerBlock, kernel_size=3, norm="pre", backend="triton"), (43, 50)),
+        (partial(TransformerBlock, kernel_size=3, backend="triton"), (67, 72)),
     ],
 )
-def test_operations_of_a_step(layer, most, monkeypatch):
+def test_operations_of_a_step(layer, most, monkeypatch, interpreted_kernels):
     """Each is launched on a GPU, which waits for it where images are small: operators as one, and all inside them."""
-    monkeypatch.setattr(launch, "DEVICES", {"cpu"})
-    monkeypatch.setattr(launch, "is_in_torch_dispatch_mode", lambda: False)
     layer, images = layer(FIELDS, FIELDS, num_heads=2), torch.randn(1, FIELDS.size, 3, 3)
     operators = len(operations_of(layer, images, monkeypatch))
     monkeypatch.setattr(autograd, "is_in_torch_dispatch_mode", lambda: False)

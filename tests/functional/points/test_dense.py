@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from escnn_attention import PointSelfAttention
-from escnn_attention.functional import launch
 from escnn_attention.functional.points import call, dense
 
 SPACE = gspaces.rot2dOnR2(4)
@@ -134,10 +133,7 @@ def operations(clouds: list[int]) -> Counter:
     return counter.count
 
 
-def test_the_number_of_clouds_takes_no_operations_and_nothing_waits_for_a_gpu(monkeypatch):
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(launch, "DEVICES", {"cpu"})
+def test_the_number_of_clouds_takes_no_operations_and_nothing_waits_for_a_gpu(monkeypatch, interpreted_kernels):
     monkeypatch.setitem(dense._SLACK, "cpu", 1.5)
     batches = [4, 4], 8 * [4], 16 * [4], [4, 3], 8 * [4, 3], 16 * [4, 3]
     counts = {str(sizes): operations(sizes) for sizes in batches}

@@ -263,7 +263,6 @@ _COMPILED = [
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_kernels_compile_for_a_gpu(run_python, monkeypatch, tmp_path, pytestconfig, whole):
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     drawn = cover([set(enumerate(kernel)) for kernel in _COMPILED], pytestconfig.option.hypothesis_seed, most=1)
     kernels = _COMPILED if whole else [_COMPILED[i] for i in drawn]

@@ -457,7 +457,7 @@ def as_users_do(file, folder, *options):
         folder,
         *options,
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
     process = subprocess.run(
         list(map(str, command)), env=environment, cwd=folder.parent, capture_output=True, text=True, timeout=200
     )
