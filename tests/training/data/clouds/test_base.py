@@ -255,10 +255,6 @@ def test_the_parts_have_nothing_in_common_and_the_first_stay_the_same(kind):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"eval_batch_size": -1}, "eval_batch_size must be at least 1, got -1"),
-        ({"seed": -1}, "seed must be at least 0"),
-        ({"num_workers": -2}, "num_workers must be at least 0"),
         ({"rotate_train": "x"}, "rotate_train must be one of False, True, 'z', got 'x'"),
         ({"rotate_test": 1}, "rotate_test must be one of False, True, 'z', got 1"),
         ({"translate_train": -0.1}, "translate_train must be at least 0, got -0.1"),
