@@ -285,7 +285,7 @@ def test_equivariant_for_the_octahedral_group():
     x = random_field(layer.in_type, 3, 3, 3, batch=1)
     assert spaces.grid_error(layer, x) < EXACT
     # The control: a table of the group that is wrong.
-    layer.plain.inverse_action = layer.plain.inverse_action.roll(1, 0)
+    layer.plain.inverse_action[:] = layer.plain.inverse_action.roll(1, 0)
     assert spaces.grid_error(layer, x) > 1e-3
 
 

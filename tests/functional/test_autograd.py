@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -76,9 +76,15 @@ def of_rotations() -> tuple[Operator, NamedTuple]:
 
 
 def of_tables() -> tuple[Operator, NamedTuple]:
-    shapes = (3, 2), (3,), (2, 2, 3), (4, 2)
-    *weights, offsets = (torch.randn(*s, dtype=torch.float64) for s in shapes)
-    return tables._operator, tables._Arguments(*(w.requires_grad_() for w in weights), offsets)
+    shapes = (3, 2), (3,), (2, 2, 3), (2, 4, 2), (5, 2), (3, 2, 2)
+    *weights, points, inverse = (torch.randn(*s, dtype=torch.float64) for s in shapes)
+    chosen = torch.tensor([0, 2, 1, 0, 3, 3])
+    return tables._operator, tables._Arguments(*(w.requires_grad_() for w in weights), points, inverse, chosen)
+
+
+def outputs(operator: Operator, found: Any) -> list[Tensor]:
+    """The output of an operator, or both of one that has two."""
+    return list(found[:2]) if operator.passes.pair else [found[0] if isinstance(found, tuple) else found]
 
 
 compiled = pytest.mark.skipif(NO_COMPILER is not None, reason=str(NO_COMPILER))
@@ -125,12 +131,13 @@ def test_every_operator_gives_what_operations_of_pytorch_give(make):
     operator, call = make()
     torch.manual_seed(1)
     leaves = [t for t in call[: operator.leaves] if t is not None]
-    direct, traced, plain = operator(call), operator.forward(*call)[0], operator.passes.plainly(call)
-    grad = torch.randn_like(direct)
-    expected = torch.autograd.grad(plain, leaves, grad)
+    ways = operator(call), operator.forward(*call), operator.passes.plainly(call)
+    direct, traced, plain = (outputs(operator, way) for way in ways)
+    grads = [torch.randn_like(t) for t in plain]
+    expected = torch.autograd.grad(plain, leaves, grads)
     for out in (direct, traced):
         torch.testing.assert_close(out, plain, atol=1e-11, rtol=1e-11)
-        for a, b in zip(torch.autograd.grad(out, leaves, grad), expected, strict=True):
+        for a, b in zip(torch.autograd.grad(out, leaves, grads), expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
 
 
@@ -144,7 +151,7 @@ def test_every_operator_is_looked_through_by_transforms(make):
         fields = list(call)
         for i, t in zip(where, given, strict=True):
             fields[i] = t
-        return operator(operator.kind(*fields)).sin().sum()
+        return sum(t.sin().sum() for t in outputs(operator, operator(operator.kind(*fields))))
 
     detached = [t.detach() for t in tensors]
     grads = torch.func.grad(function, argnums=tuple(range(len(where))))(*detached)

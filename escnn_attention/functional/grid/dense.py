@@ -35,6 +35,7 @@ from escnn_attention.functional.autograd import is_transformed, recompute
 from escnn_attention.functional.grid.call import GridCall, Heads, PositionalBias, Waves
 from escnn_attention.functional.grid.widen import MAX_CLASSES, join, merge, num_channels, num_classes, widen
 from escnn_attention.functional.memory import chunk_size
+from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid
 
 ENTRIES_PER_CHUNK = 2**24
@@ -194,10 +195,16 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: _Tiles | None, scale: float,
 
 def _arrange(x: Tensor, index: Tensor | None, poses: int, width: int) -> Tensor:
     """From ``(M, B, N, H or 1, P, C)`` to ``(M·B, H·T, n·P, width)``, the n positions of T tiles in all P poses."""
-    x = x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))  # of no zeros it is a copy
+    if x.shape[-1] != width:  # the derivative of padding copies, that of a concatenation does not
+        x = torch.cat([x, _zero(x.dtype, x.device).expand(*x.shape[:-1], width - x.shape[-1])], dim=-1)
     x = x.unsqueeze(2) if index is None else x.index_select(2, index.flatten()).unflatten(2, index.shape)
     x = x.permute(0, 1, 4, 2, 3, 5, 6).flatten(4, 5)  # M, B, H or 1, T, n·P, C
     return x.expand(-1, -1, poses, -1, -1, -1).flatten(2, 3).flatten(0, 1)
+
+
+@constant_tables
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(1, dtype=dtype, device=device)
 
 
 def _widths(q: Tensor, of_keys: int, of_values: int) -> tuple[int, int]:

@@ -680,8 +680,8 @@ def test_windows_copy_nothing(monkeypatch):
     [
         (partial(GroupSelfAttention, kernel_size=3, backend="triton"), (19, 24)),
         (partial(GroupSelfAttention, kernel_size=3, query="all", backend="triton"), (19, 35)),
-        (partial(GroupSelfAttention, kernel_size=None, encoding="rotary", keys="own", backend="dense"), (36, 36)),
-        (partial(GroupSelfAttention, kernel_size=None, encoding="fourier", backend="dense"), (38, 41)),
+        (partial(GroupSelfAttention, kernel_size=None, encoding="rotary", keys="own", backend="dense"), (33, 33)),
+        (partial(GroupSelfAttention, kernel_size=None, encoding="fourier", backend="dense"), (37, 40)),
         (partial(TransformerBlock, kernel_size=3, norm="pre", backend="triton"), (43, 50)),
         (partial(TransformerBlock, kernel_size=3, backend="triton"), (67, 72)),
     ],

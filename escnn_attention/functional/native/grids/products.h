@@ -80,8 +80,9 @@ template <class T, int G, class Keys>
 void combine_keys(const Keys& keys, const T* numbers, int64_t channels, const V<T>* weight, V<T>* to) {
     each_span(keys.places, keys.key_poses, [&](int64_t first, int64_t last) {
         const V<T>* start = weight + first * keys.key_poses * G;
-        for (int64_t c = 0, size, left = (channels + MOST_CHANNELS - 1) / MOST_CHANNELS; c < channels; c += size) {
-            size = (channels - c + left - 1) / left--;
+        int64_t size, left = (channels + MOST_CHANNELS - 1) / MOST_CHANNELS;  // blocks of about the same size
+        for (int64_t c = 0; c < channels; c += size, left--) {
+            size = (channels - c + left - 1) / left;
             dispatch<MOST_CHANNELS>(size, [&](auto number) {
                 combine_block<T, G, number>(keys, first, last, numbers, c, start, to);
             });
