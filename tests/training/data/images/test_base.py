@@ -131,9 +131,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def loaded(folder, **options):
+def loaded(folder, rank=0, world_size=1, **options):
     module = RotMNIST(folder, **options)
-    module.trainer = samples.process(0, 1)
+    module.trainer = samples.process(rank, world_size)
     module.prepare_data()
     module.setup()
     return module
@@ -169,6 +169,7 @@ def test_limits(folder):
         ({"limit_valid": 0}, "limit_valid must be at least 1"),
         ({"limit_test": 0}, "limit_test must be at least 1"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"eval_batch_size": -1}, "eval_batch_size must be at least 1, got -1"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"num_workers": -2}, "num_workers must be at least 0"),
         ({"batch_size": True}, "batch_size must be an integer, got True"),
@@ -183,6 +184,11 @@ def test_limits(folder):
 def test_arguments_are_checked_at_once(module, options, message):
     with pytest.raises(UserError, match=message):
         module(**options)
+
+
+def test_fewer_images_than_processes(folder):
+    with pytest.raises(UserError, match=r"test images .*at least"):
+        loaded(folder, 0, 3, batch_size=3, limit_test=2).test_dataloader()
 
 
 PUBLISHED = [RotMNIST, MNIST, CIFAR10, PatchCamelyon, ModelNet40, QM9]
