@@ -156,7 +156,7 @@ def _without_bias(call: GridCall, chunk: int) -> Tensor:
     """Queries that all see the same, once for all output poses; in whole groups where the loop takes them."""
     q, number = call.q.flatten(2, 3), math.prod(call.q.shape[2:4])
     if fuses(q.shape[-1]) and not call.dropout and not needs_operators(q, call.k, call.v):
-        exact = torch.promote_types(q.dtype, torch.float32)
+        exact = PRECISE[q.dtype]
         # Images in front of the heads: so each position has its heads side by side in memory.
         q, k, v = (t.transpose(0, 1).to(exact) for t in (q, call.k.flatten(2, 3), call.v.flatten(2, 3)))
         with exactly("cpu"):

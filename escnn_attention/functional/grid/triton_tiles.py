@@ -207,12 +207,7 @@ def room_for(vectors: Tensor) -> Tensor:
 def room(call: Arguments) -> tuple[Tensor, Tensor]:
     """Room for the output ``(M, B, N, H, C)``, and for a number of every pair of poses, ``(M, B, N, T)``."""
     out = room_for(call.q[..., :1, :].expand(-1, -1, -1, call.num_poses, -1))
-    return out, torch.empty(*call.q.shape[:3], pairs(call), dtype=_exact(call.q.dtype), device=call.q.device)
-
-
-def _exact(dtype: torch.dtype) -> torch.dtype:
-    """The precision of sums."""
-    return PRECISE[dtype]
+    return out, torch.empty(*call.q.shape[:3], pairs(call), dtype=PRECISE[call.q.dtype], device=call.q.device)
 
 
 def pairs(call: Arguments) -> int:
@@ -236,7 +231,7 @@ def _known(call: Arguments, table: Tensor | None, rows: slice) -> Tensor | None:
     if table is None:
         return None
     sizes = rows.stop - rows.start, call.q.shape[2], pairs(call), table.shape[2]
-    known = torch.empty(sizes, dtype=_exact(call.q.dtype), device=call.q.device)
+    known = torch.empty(sizes, dtype=PRECISE[call.q.dtype], device=call.q.device)
     _launch("know", call, rows, {"q": call.q}, {"table": table, "known": known})
     return known
 
@@ -344,7 +339,7 @@ def _constants(call: Arguments, by_numpy: bool) -> dict[str, Any]:
     (query_poses, channels), key_poses = call.q.shape[3:], call.k.shape[3]
     table, count = rows_of_tables(call), pairs(call)
     kinds = {name: kernels("grid.triton_kernels_tiles").tl.dtype(name) for name in ("fp64", "fp32", "bf16", "fp16")}
-    sums = kinds[f"fp{8 * _exact(call.q.dtype).itemsize}"]
+    sums = kinds[f"fp{8 * PRECISE[call.q.dtype].itemsize}"]
     own = {torch.bfloat16: kinds["bf16"], torch.float16: kinds["fp16"]}.get(call.q.dtype, sums)
     return {
         **{"J": query_poses, "JP": power_of_two(query_poses), "P": key_poses, "PP": power_of_two(key_poses)},

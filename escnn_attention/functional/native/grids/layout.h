@@ -196,7 +196,7 @@ struct Layout {
     const bool wraps;                  // whether the last row of the image lies beside the first
     const int64_t slots, positions;    // of the queries
     int64_t row, rows;                 // places of a row; rows of a band
-    bool whole;                        // whether a band is one image, so that the places of nothing are always the same
+    bool whole;                        // whether a band is one whole image: its empty places are always the same
     bool keys_once;                    // whether each key lies at one place of one band
     int64_t low, high;                 // the rows in front of a band and behind it, the first of them negative
     int64_t start = 0;                 // the place of the first query among those of the keys

@@ -30,8 +30,8 @@ template <class T> struct Packing {
         });
     }
 
-    // From there to positions, times a factor. Those of keys are added where bands share them, or a key of a torus lies at
-    // several places.
+    // From there to positions, times a factor. Numbers of keys are added where bands share keys, or where a key of a
+    // torus lies at several places.
     void unpack(const Buffer<T>& from, int64_t poses, int64_t channels, int64_t band, bool keys, T* to,
                 T factor = 1) const {
         const bool adds = keys && !layout.keys_once;
