@@ -242,7 +242,7 @@ def grouped_linear_transpose(
     y, weight = of_one_precision(y, weight)
     bias = None if bias is None else bias.to(weight.dtype)
     if needs_operators(y, weight, bias):
-        bias = _of_columns(bias, weight.shape[-1])
+        bias = None if bias is None else bias.view(len(bias), -1).expand(-1, weight.shape[-1] // len(bias)).flatten()
         return _linear_transpose_of_operators(y, weight if columns is None else gather_columns(weight, columns), bias)
     if side_by_side is None:
         last = weight.dim() - 2 if columns is None else 2
@@ -300,7 +300,8 @@ def _linear(
 
 def _linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool = False) -> Tensor:
     lead, last, weight = y.shape[1 : y.dim() - weight.dim() + 2], weight.dim() - 2, weight.flatten(1, -2)
-    bias = _of_columns(bias, weight.shape[-1])
+    if bias is not None:
+        bias = bias.view(len(bias), -1).expand(-1, weight.shape[-1] // len(bias)).flatten()
     if side_by_side:
         map_, columns = weight.flatten(0, 1).T.expand(lead[0], -1, -1), _columns(y, last)
         x = torch.bmm(map_, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), map_, columns)
@@ -330,11 +331,6 @@ def _linear_transpose_of_operators(y: Tensor, weight: Tensor, bias: Tensor | Non
     """:func:`grouped_linear_transpose` in one product, without a decision by the number of rows."""
     x = torch.einsum("g...o,gos->...s", y.flatten(2 - weight.dim()), weight.flatten(1, -2))
     return x if bias is None else x + bias
-
-
-def _of_columns(bias: Tensor | None, columns: int) -> Tensor | None:
-    """The bias of :func:`grouped_linear_transpose` of every column."""
-    return None if bias is None else bias.view(len(bias), -1).expand(-1, columns // len(bias)).flatten()
 
 
 def _rows_of_all(y: Tensor, lead: int) -> Tensor:
