@@ -148,11 +148,18 @@ class EncodingBias(PairBias):
         return replace(bias, spatial=encoding.offsets(points.to(inverse.dtype) @ inverse.transpose(-1, -2)))
 
     def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
-        features, readout = self._features(seen)
-        if features is not None and readout is not None:
-            return self.read(q, readout)._replace(features=features)
+        values = None
+        if self._encoding.form is not None:
+            # For every pose all pairs side by side, so that a network gives long rows.
+            rows = in_rows(seen.permute(1, 5, 0, 2, 3, 4))  # H, D, G, A, P, K
+            offered = self._encoding.features(rows.flatten(2)) if self._encoding.form != "offsets" else None
+            if offered is not None:
+                features, readout = offered
+                return self.read(q, readout)._replace(features=features.unflatten(2, rows.shape[2:]).unsqueeze(0))
+            values = self._encoding.offsets(seen)  # M or 1, G, H, A, P, K, C
+            values = None if values is None else values.permute(0, 2, 6, 1, 3, 4, 5)
         q = q / math.sqrt(q.shape[-1])
-        return PairScores(q, self._poses, None if features is None else q, features)
+        return PairScores(q, self._poses, None if values is None else q, values)
 
     def first_layer(self) -> tuple[Tensor, Tensor, Tensor] | None:
         return None if self._encoding.form != "features" or self.in_frames else self._encoding.first_layer()
@@ -163,22 +170,6 @@ class EncodingBias(PairBias):
         rows = q.permute(1, 0, 4, 2, 3, 5)  # M, G, A, H or 1, J, C
         reads = rows.flatten(1, 4) @ readout.expand(len(rows), -1, -1)
         return PairScores(q, self._poses, reads.unflatten(1, rows.shape[1:5]).permute(1, 0, 3, 4, 2, 5))
-
-    def _features(self, seen: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The function of the offset as features ``(1, H, F, G, A, P or 1, K)`` and their readout ``(M or 1, C, F)``.
-
-        Without such a form, its values ``(M or 1, H, C, G, A, P or 1, K)`` and None.
-        """
-        if self._encoding.form is None:
-            return None, None
-        # For every pose all pairs side by side, so that a network gives long rows.
-        rows = in_rows(seen.permute(1, 5, 0, 2, 3, 4))  # H, D, G, A, P, K
-        rows, shape = rows.flatten(2), rows.shape[2:]
-        offered = self._encoding.features(rows) if self._encoding.form != "offsets" else None
-        if offered is not None:
-            return offered[0].unflatten(2, shape).unsqueeze(0), offered[1]
-        values = self._encoding.offsets(seen)  # M or 1, G, H, A, P, K, C
-        return None if values is None else values.permute(0, 2, 6, 1, 3, 4, 5), None
 
 
 class _SeenBy:

@@ -74,7 +74,8 @@ class MLPEncoding(Encoding):
             return None
         for layer in hidden:
             if isinstance(layer, torch.nn.Linear):
-                columns = _apply_to_columns(layer, columns)
+                weight, bias = layer.weight.expand(len(columns), -1, -1), cast(Tensor | None, layer.bias)
+                columns = weight @ columns if bias is None else torch.baddbmm(bias.unsqueeze(-1), weight, columns)
             elif isinstance(layer, torch.nn.SiLU):
                 columns = F.silu(columns, inplace=not torch.is_grad_enabled())  # the result of a linear map
             else:  # such as a norm, which acts on the last axis
@@ -175,10 +176,3 @@ class SeparableEncoding(MLPEncoding):
 
     def _pose_channels(self) -> int:
         return self.channels - sum(self._widths)
-
-
-def _apply_to_columns(layer: torch.nn.Linear, columns: Tensor) -> Tensor:
-    """A linear map of columns ``(B, i, n)``."""
-    weight = layer.weight.expand(len(columns), -1, -1)
-    bias = cast(Tensor | None, layer.bias)
-    return weight @ columns if bias is None else torch.baddbmm(bias.unsqueeze(-1), weight, columns)

@@ -67,19 +67,6 @@ def of_one_precision(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return (a, b) if a.dtype == dtype == b.dtype else (a.to(dtype), b.to(dtype))
 
 
-def _multiply(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
-    """The products of ``(B, r, i)`` and ``(B, i, c)``.
-
-    ``transposed`` asks for a result whose transpose is contiguous; rows that are long have precedence.
-    """
-    rows, columns = a.shape[1], b.shape[2]
-    if a.shape[2] >= _LONG_SUM and rows * columns <= _FEW_SUMS and _has_many_cores(a):
-        return _sum_in_parts(a, b)
-    if min(rows, columns) < _NARROW:
-        transposed = columns < rows
-    return (b.mT @ a.mT).mT if transposed else a @ b
-
-
 def _has_many_cores(x: Tensor) -> bool:
     """Whether a product of few numbers leaves most of a device without work, if each is summed by one core."""
     return x.is_cuda
@@ -101,12 +88,20 @@ def _is_transposed(x: Tensor) -> bool:
 
 
 class _Matmul(torch.autograd.Function):
-    """Matrix products whose gradients are made in the layout that is fastest, too."""
+    """The products of ``(B, r, i)`` and ``(B, i, c)``, whose gradients are made in the layout that is fastest, too.
+
+    ``transposed`` asks for a result whose transpose is contiguous; rows that are long have precedence.
+    """
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, transposed: bool) -> Tensor:
         ctx.save_for_backward(a, b)
-        return _multiply(a, b, transposed)
+        rows, columns = a.shape[1], b.shape[2]
+        if a.shape[2] >= _LONG_SUM and rows * columns <= _FEW_SUMS and _has_many_cores(a):
+            return _sum_in_parts(a, b)
+        if min(rows, columns) < _NARROW:
+            transposed = columns < rows
+        return (b.mT @ a.mT).mT if transposed else a @ b
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:

@@ -35,34 +35,10 @@ def constant_result(function: Callable[..., _T]) -> Callable[..., _T]:
     return function
 
 
-class _Kept:
-    """Results of functions; the least recently used are dropped first."""
+_tables: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
+"""The tables that are kept, and the bytes of each; those that were asked for last are the last ones."""
 
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._results: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
-        self.num_bytes = 0
-
-    def find(self, make: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
-        """The result of ``make(*arguments)``, which is remembered."""
-        key = make, arguments
-        with self._lock:
-            if key in self._results:
-                self._results.move_to_end(key)
-                known: _T = self._results[key][0]
-                return known
-        result = make(*arguments)
-        held = sum(t.untyped_storage().nbytes() for t in tree_leaves(result) if isinstance(t, Tensor))
-        with self._lock:
-            if key not in self._results:
-                self._results[key] = result, held
-                self.num_bytes += held
-            while self.num_bytes > _MOST_BYTES and len(self._results) > 1:
-                self.num_bytes -= self._results.popitem(last=False)[1][1]
-        return result
-
-
-_kept = _Kept()
+_lock = Lock()
 
 
 def constant_tables(make: Callable[..., _T]) -> Callable[..., _T]:
@@ -73,18 +49,31 @@ def constant_tables(make: Callable[..., _T]) -> Callable[..., _T]:
     those of an export have no numbers.
     """
 
-    def make_apart(*arguments: Any) -> _T:
-        # Modes, transforms, default devices and autocast belong to the thread that is in them.
-        with ThreadPoolExecutor(max_workers=1) as thread:
-            return thread.submit(make, *arguments).result()
-
     @constant_result
     @wraps(make)
     def find(*arguments: Any) -> _T:
-        tables = _kept.find(make_apart, arguments)
+        key = make, arguments
+        with _lock:
+            if (known := _tables.get(key)) is not None:
+                _tables.move_to_end(key)
+        tables: _T = _make_apart(key) if known is None else known[0]
         return _as_in_mode(tables) if is_in_torch_dispatch_mode() else tables
 
     return find
+
+
+def _make_apart(key: tuple[Callable[..., _T], tuple[Any, ...]]) -> _T:
+    """The tables of a function and its arguments, which are kept."""
+    # Modes, transforms, default devices and autocast belong to the thread that is in them.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        result = thread.submit(key[0], *key[1]).result()
+    held = sum(t.untyped_storage().nbytes() for t in tree_leaves(result) if isinstance(t, Tensor))
+    with _lock:
+        _tables.setdefault(key, (result, held))
+        total = sum(size for _, size in _tables.values())
+        while total > _MOST_BYTES and len(_tables) > 1:
+            total -= _tables.popitem(last=False)[1][1]
+    return result
 
 
 def _as_in_mode(tables: _T) -> _T:
@@ -113,8 +102,8 @@ def shared_geometry() -> Iterator[None]:
 
 def cached(make: Callable[..., _T], *arguments: Any) -> _T:
     """``make(*arguments)``, which is remembered within :func:`shared_geometry`, by the identity of tensors."""
-    result: _T = _outside(_look_up)(make, *arguments)
-    return result
+    look_up: Callable[..., _T] = _outside(_look_up) if torch.compiler.is_compiling() else _look_up
+    return look_up(make, *arguments)
 
 
 def kept(make: Callable[..., _T], *arguments: Any) -> _T:
@@ -124,14 +113,14 @@ def kept(make: Callable[..., _T], *arguments: Any) -> _T:
     often all steps are. A change is noticed as autograd notices it. The result must hold none of the tensors and no
     view of one, or they would live for good.
     """
-    result: _T = _outside(_look_up_kept)(make, *arguments)
-    return result
+    look_up: Callable[..., _T] = _outside(_look_up_kept) if torch.compiler.is_compiling() else _look_up_kept
+    return look_up(make, *arguments)
 
 
 def _outside(look_up: Callable[..., _T]) -> Callable[..., _T]:
     """A function that compilers do not trace, but exports do."""
     # As a decorator it would import the compiler for those who have no use for one.
-    return torch.compiler.disable(look_up) if torch.compiler.is_compiling() and not exporting() else look_up
+    return look_up if exporting() else torch.compiler.disable(look_up)
 
 
 def _unreadable() -> bool:

@@ -143,12 +143,12 @@ def test_errors_of_tables_reach_who_asks():
 def test_tables_of_many_sizes_take_bounded_memory(monkeypatch):
     made = []
     numbers = constant_tables(lambda size: made.append(size) or (torch.zeros(size), size))
-    monkeypatch.setattr(cache, "_kept", cache._Kept())
+    monkeypatch.setattr(cache, "_tables", cache.OrderedDict())
     monkeypatch.setattr(cache, "_MOST_BYTES", 4 * 1000)
     for size in range(100, 160):
         assert numbers(size)[0].numel() == size
         assert numbers(100)[1] == 100  # asked for again and again, and kept
-        assert cache._kept.num_bytes <= 4 * 1000
+        assert sum(size for _, size in cache._tables.values()) <= 4 * 1000
     assert made == list(range(100, 160))
     assert numbers(159)[0] is numbers(159)[0]
     numbers(120)
