@@ -74,7 +74,12 @@ def digits(scale: float) -> tuple[torch.Tensor, torch.Tensor]:
 def hybrid(gspace: GSpace, width: int) -> HybridNet:
     """A network: convolutions, halving of the grid, a convolution, and a block of attention."""
     return HybridNet(
-        gspace, 1, 10, widths=(width // 2, width), convolutions=(1, 1), attention=(0, 1), num_heads=2, kernel_size=5
+        *(gspace, 1, 10),
+        widths=(width // 2, width),
+        convolutions=(1, 1),
+        attention=(0, 1),
+        num_heads=2,
+        block={"keys": "all", "encoding": "mlp"},
     )
 
 

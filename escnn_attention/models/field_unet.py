@@ -15,7 +15,7 @@ from escnn_attention.exporting.modules import exported_parts, on_tensors
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.classifier import images_of
 from escnn_attention.models.convolutions import field_type_of, image_type
-from escnn_attention.models.hybrid import check_odd_widths, steerable_convolution
+from escnn_attention.models.hybrid import block_defaults, check_odd_widths, head_fields_of, steerable_convolution
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import PaddingMode, check_padding_mode
 from escnn_attention.nn.embeddings import PatchDecoder, PatchEmbedding
@@ -169,8 +169,7 @@ class FieldUNet(PretrainedMixin, GridModule):
         circular = check_padding_mode(fibers(gspace), gspace, padding_mode)
         self.padding_mode = padding_mode
         taken = ("samples", "attention", "condition", "padding_mode")
-        everywhere = "mlp" if circular else "rotary"
-        usual = {"norm": "pre", "keys": "own", "encoding": everywhere if kernel_size is None else "convolutional"}
+        usual = block_defaults(kernel_size, circular)
         options = iter(each_block({**usual, **(block or {})}, 2 * sum(blocks) - blocks[-1], taken))
         shared: dict[str, Any] = {"num_heads": num_heads, "kernel_size": kernel_size, "padding_mode": padding_mode}
         beyond = "circular" if circular else "zeros"
@@ -181,7 +180,7 @@ class FieldUNet(PretrainedMixin, GridModule):
                 modules.append(steerable_convolution(source, wide, conv_kernel, beyond))
                 source = wide
             for _ in range(blocks[level]):
-                own = {"head_fields": max(2, -(-len(wide) // num_heads)), **shared, **next(options)}
+                own = {"head_fields": head_fields_of(len(wide), num_heads), **shared, **next(options)}
                 modules.append(TransformerBlock(source, wide, **own))
                 source = wide
             return SequentialModule(*modules)

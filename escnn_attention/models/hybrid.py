@@ -30,7 +30,8 @@ class HybridNet(EquivariantClassifier):
 
     A network of stages, each on half as many positions along every axis as the one before. A stage is a number of
     steerable convolutions (with batch norm and ReLU), and then a number of :class:`TransformerBlock`\ s. Without any
-    attention it is the steerable G-CNN of the same outline.
+    attention it is the steerable G-CNN of the same outline. By default attention is in windows and costs about as much
+    as the convolutions that it replaces; global attention (``kernel_size=None``) sees the whole image.
 
     Args:
         gspace: the symmetry, of the plane or of space.
@@ -40,17 +41,18 @@ class HybridNet(EquivariantClassifier):
         convolutions: the number of convolutions in each stage; at least one in the first, which is the stem.
         attention: the number of attention blocks in each stage.
         stem: the odd width of the first convolution; or the options of a :class:`LiftingSelfAttention` in its place,
-            such as ``{"num_heads": 9, "kernel_size": 5}``, which a layer norm and :class:`SiLU` follow. It shares
-            ``encoding``, ``window``, ``padding_mode``, ``head_fields``, ``attention_dropout`` and ``backend`` with the
-            blocks.
+            such as ``{"num_heads": 9, "kernel_size": 5}``, which a layer norm and :class:`SiLU` follow. It takes
+            ``encoding``, ``window``, ``padding_mode``, ``head_fields``, ``attention_dropout`` and ``backend`` from
+            ``block``, where that has them.
         conv_kernel: the odd width of the other convolutions.
         num_heads: the number of heads of the blocks.
-        kernel_size: the width of their windows; None for global attention, as is usual where the stages before have
-            left few positions: its cost grows with the square of their number.
+        kernel_size: the odd width of their windows; None for global attention, whose cost grows with the square of the
+            number of positions.
         block: further options of every :class:`TransformerBlock`, such as ``encoding``, ``keys``, ``dropout``,
             ``layer_scale``, ``norm_kind`` (of the last norm, too) and ``drop_path`` (of the last block; from 0 of the
-            first it rises by equal steps). By default ``norm`` is ``"pre"``, and ``head_fields`` the width divided by
-            the number of heads, rounded up.
+            first it rises by equal steps). By default ``norm`` is ``"pre"``, ``keys`` are ``"own"``, ``head_fields``
+            is the width divided by the number of heads, rounded up and at least 2, and the ``encoding`` is
+            ``"convolutional"`` in windows, and for global attention ``"rotary"``, on a torus ``"mlp"``.
         last_norm: whether a layer norm follows the last stage where that ends in attention.
         features: the number of regular fields of a last pointwise convolution; by default there is none.
         class_token: the options of an :class:`AttentionPool`, ``num_heads`` and ``head_fields``, whose token reads the
@@ -91,7 +93,7 @@ class HybridNet(EquivariantClassifier):
         stem: int | Mapping[str, Any] = 5,
         conv_kernel: int = 3,
         num_heads: int = 4,
-        kernel_size: int | None = None,
+        kernel_size: int | None = 5,
         block: Mapping[str, Any] | None = None,
         last_norm: bool = True,
         features: int | None = None,
@@ -106,7 +108,8 @@ class HybridNet(EquivariantClassifier):
         check_odd_widths(conv_kernel=conv_kernel)
         check_option("pool", pool, get_args(PoolKind))
         halve = AntialiasedPool if check_bool("antialiased", antialiased) else HalvingPool
-        options = {"norm": "pre", **(block or {})}
+        given = dict(block or {})
+        options = {**block_defaults(kernel_size, given.get("padding_mode") == "circular"), **given}
         blocks = iter(each_block(options, sum(attention), ("samples", "attention")))
         stages: dict[str, EquivariantModule] = {}
         for kind, name, width in outline:
@@ -114,12 +117,12 @@ class HybridNet(EquivariantClassifier):
             if kind == "pool":
                 stages[name] = halve(fields, pool)
             elif kind == "attention":
-                own = {"head_fields": -(-width // num_heads), **next(blocks)}
+                own = {"head_fields": head_fields_of(width, num_heads), **next(blocks)}
                 stages[name] = TransformerBlock(fields, wider, num_heads, kernel_size, **own)
             elif stages:
                 stages[name] = steerable_convolution(fields, wider, conv_kernel)
             elif isinstance(stem, Mapping):
-                stages["lifting"] = _lifting(fields, wider, stem, options)
+                stages["lifting"] = _lifting(fields, wider, stem, given)
             else:
                 check_odd_widths(stem=stem)
                 stages[name] = steerable_convolution(fields, wider, stem)
@@ -135,6 +138,17 @@ def check_odd_widths(**widths: int) -> None:
     for name, width in widths.items():
         if check_int(name, width) % 2 == 0:
             raise ValueError(f"{name}: got {width}, needed an odd width, which keeps the grid")
+
+
+def block_defaults(kernel_size: int | None, circular: bool) -> dict[str, Any]:
+    """The options of the blocks of a network that is mostly convolutions, which cost about as much as they do."""
+    everywhere = "mlp" if circular else "rotary"
+    return {"norm": "pre", "keys": "own", "encoding": everywhere if kernel_size is None else "convolutional"}
+
+
+def head_fields_of(width: int, num_heads: int) -> int:
+    """The fields of a head that divide a width among heads: at least two, of which a rotary encoding makes a pair."""
+    return max(2, -(-width // num_heads))
 
 
 _CONVOLUTIONS = {2: R2Conv, 3: R3Conv}
@@ -190,13 +204,13 @@ def steerable_convolution(
 
 
 _SHARED = ("encoding", "window", "padding_mode", "head_fields", "backend")
-"""The options of the blocks that a stem of attention shares."""
+"""The options of the blocks that a stem of attention takes, too."""
 
 
 def _lifting(
     in_type: FieldType, out_type: FieldType, stem: Mapping[str, Any], block: Mapping[str, Any]
 ) -> SequentialModule:
-    """The stem of attention, of its own options and of those that it shares with the blocks."""
+    """The stem of attention, of its own options and of those that it takes from the blocks."""
     check_options("stem", stem, ("num_heads", "kernel_size", *option_names(GroupSelfAttention)))
     shared = {name: block[name] for name in _SHARED if name in block}
     options = {"num_heads": 4, "kernel_size": 5, "dropout": block.get("attention_dropout", 0.0), **shared, **stem}
