@@ -67,6 +67,27 @@ def test_stages_are_as_asked_for():
     assert {b.norm for b in blocks} == {"gsa"}
 
 
+def test_blocks_see_their_own_pose_by_default():
+    def attention(**options):
+        network = HybridNet(gspaces.rot2dOnR2(4), 1, 5, **{**SMALL, **options})
+        lifting = [layer.plain for layer in layers(network, LiftingSelfAttention)]
+        blocks = [m.plain for m in layers(network, GroupSelfAttention) if m.plain not in lifting]
+        return blocks, lifting, equivariance_report(network.as_fields(), (1, 1, 8, 8), layers=False).relative_error
+
+    for options, encoding, window in (
+        ({}, "ConvolutionalEncoding", 5),
+        ({"kernel_size": None}, "RotaryEncoding", None),
+        ({"kernel_size": None, "block": {"padding_mode": "circular"}, "convolutions": (1, 0, 0)}, "MLPEncoding", None),
+    ):
+        blocks, _, error = attention(**options)
+        assert error < 1e-10 or "block" in options  # convolutions with zeros beyond the border are not on a torus
+        for plain in blocks:
+            found = type(plain.encoding).__name__, plain.window.kernel_size, plain.keys, plain.channels
+            assert found == (encoding, window, "own", 2)
+    _, (lifting,), _ = attention(stem={"num_heads": 2, "kernel_size": None})
+    assert type(lifting.encoding).__name__ == "MLPEncoding"  # of the layer, not of the blocks
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("pool", ["max", "avg"])
 @pytest.mark.parametrize("size", [8, 9, 10, 11])

@@ -305,7 +305,8 @@ def test_networks_take_the_parts_of_blocks():
         C4, 2, 3, channels=6, blocks=(2, 1), pool=(True, False), num_heads=2, kernel_size=3, block=block,
         norm_between=True,
     )  # fmt: skip
-    hybrid = HybridNet(C4, 2, 3, widths=(2, 2), convolutions=(1, 0), attention=(0, 3), num_heads=1, block=block | {"encoding": "rotary"})
+    outline = {"widths": (2, 2), "convolutions": (1, 0), "attention": (0, 3)}
+    hybrid = HybridNet(C4, 2, 3, **outline, num_heads=1, kernel_size=None, block=block)
     points = PointTransformer(
         C4, 2, 3, fields=2, num_blocks=3, num_heads=1, attention={**block, "layer_scale": 0.25, "drop_path": 0.5}
     )
