@@ -243,6 +243,9 @@ CASES = {
     "GroupSelfAttention, scale factor": Case(attention(scale_factor=2), shape=(2, 4, 4)),
     "GroupSelfAttention, shared": Case(attention(keys="own", shared_scores=True)),
     "GroupSelfAttention, convolved": Case(attention(projection_kernel_size=3), shape=(2, 5, 5)),
+    "GroupSelfAttention, convolved torus": Case(
+        attention(projection_kernel_size=3, padding_mode="circular"), shape=(2, 5, 5)
+    ),
     "GroupSelfAttention, registers": Case(attention(registers=2)),
     "GroupSelfAttention, normalised": Case(attention(qk_norm=True)),
     "GroupSelfAttention, all": Case(attention(query="all"), shape=(2, 5, 5)),

@@ -1,4 +1,4 @@
-"""Keeps five faults of escnn away from whoever imports :mod:`escnn_attention`.
+"""Keeps six faults of escnn away from whoever imports :mod:`escnn_attention`.
 
 escnn 1.0.11 imports lie_learn, which there is not for NumPy 2, nor after Python 3.12:
 :mod:`~escnn_attention._escnn.lie_learn` stands in for it.
@@ -15,7 +15,8 @@ them.
 And it reads Clebsch-Gordan coefficients from its cache on disk wherever it needs one, hundreds of times for a
 convolution of regular fields, which is most of the time that this takes to be built. Here each is read once.
 
-``SequentialModule.export`` is documented to return a module in eval mode, and its root is in training mode.
+``SequentialModule.export`` is documented to return a module in eval mode, and its root is in training mode. Exports of
+convolutions and of poolings leave out an option: ``padding_mode``, ``output_padding`` or ``ceil_mode``.
 """
 
 from __future__ import annotations
@@ -51,18 +52,29 @@ def apply() -> None:
     coefficients = _clebsh_gordan._clebsh_gordan_tensor
     if isinstance(coefficients, MemorizedFunc):
         _clebsh_gordan._clebsh_gordan_tensor = _remembered(coefficients)
-    from escnn.nn import SequentialModule
+    from escnn import nn
+    from escnn.nn.modules.pooling.pointwise_max import _PointwiseMaxPoolND
 
-    if not hasattr(SequentialModule.export, "__wrapped__"):
-        SequentialModule.export = _in_eval_mode(SequentialModule.export)
+    left_out: dict[Any, tuple[str, ...]] = {
+        nn.SequentialModule: (),
+        _PointwiseMaxPoolND: ("ceil_mode",),
+        **dict.fromkeys((nn.R2Conv, nn.R3Conv), ("padding_mode",)),
+        **dict.fromkeys((nn.R2ConvTransposed, nn.R3ConvTransposed), ("output_padding",)),
+    }
+    for kind, names in left_out.items():
+        if not hasattr(kind.export, "__wrapped__"):
+            kind.export = _complete(kind.export, names)
 
 
-def _in_eval_mode(export: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The method ``export`` of a module, whose result is in eval mode."""
+def _complete(export: Callable[[Any], Any], names: tuple[str, ...]) -> Callable[[Any], Any]:
+    """The method ``export`` of a module, whose result is in eval mode and has the options of these names."""
 
     @functools.wraps(export)
     def exported(self: Any) -> Any:
-        return export(self).eval()
+        plain = export(self).eval()
+        for name in names:
+            setattr(plain, name, getattr(self, name))
+        return plain
 
     return exported
 

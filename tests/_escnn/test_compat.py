@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from escnn import gspaces
+import torch
+from escnn import gspaces, nn
 from escnn.group import _clebsh_gordan
 from escnn.group.groups import ico, octa
 from joblib.memory import MemorizedFunc
@@ -128,3 +129,26 @@ def test_coefficients_are_read_once(monkeypatch):
     for _ in range(2):
         np.testing.assert_array_equal(alone((1, 1), (1, 1), (1, 2), "DihedralGroup", N=5), first)
     assert len(read) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "gspace", "options"),
+    [
+        ("R2Conv", gspaces.rot2dOnR2(4), {"padding": 1, "padding_mode": "circular"}),
+        ("R3Conv", gspaces.rot2dOnR3(2), {"padding": 1, "padding_mode": "reflect"}),
+        ("R2ConvTransposed", gspaces.rot2dOnR2(4), {"padding": 1, "stride": 2, "output_padding": 1}),
+        ("R3ConvTransposed", gspaces.rot2dOnR3(2), {"padding": 1, "stride": 2, "output_padding": 1}),
+        ("PointwiseMaxPool2D", gspaces.rot2dOnR2(4), {"stride": 2, "ceil_mode": True}),
+        ("PointwiseMaxPool3D", gspaces.rot2dOnR3(2), {"stride": 2, "ceil_mode": True}),
+    ],
+)
+def test_exports_have_all_options(name, gspace, options):
+    """And escnn's own, the controls, do not."""
+    fields = nn.FieldType(gspace, 2 * [gspace.regular_repr])
+    types = (fields,) if "Pool" in name else (fields, fields)
+    module = getattr(nn, name)(*types, kernel_size=3, **options).eval()
+    x = torch.randn(2, fields.size, *gspace.dimensionality * [6])
+    expected = module(fields(x)).tensor
+    torch.testing.assert_close(module.export()(x), expected)
+    alone = type(module).export.__wrapped__(module)(x)
+    assert alone.shape != expected.shape or not torch.allclose(alone, expected, atol=1e-3)
