@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ import escnn_attention as ea
 from escnn_attention import models
 from escnn_attention.equivariance.features import transformed_features
 from escnn_attention.geometry.neighbours import nearest_image
-from escnn_attention.groups.fibers import Fibers, fibers, is_pointwise, is_signed_permutation
+from escnn_attention.groups.fibers import Fibers, fibers, is_signed_permutation
+from escnn_attention.nn.pointwise import activation_of
 from tests import spaces
 from tests.nn import points
 from tests.nn.attention import turned_error
@@ -46,6 +48,7 @@ ENCODINGS: dict[str, Callable[[], Any]] = {
 }
 ON_COSETS = ("mlp", "shared", "separable", "fourier", "absolute", "none", "quadratic")  # of points.ENCODINGS
 RELATIVE = ("mlp", "mlp of two layers", "separable", "fourier", "rotary", "none")
+BASES = ("auto", "bandlimited", "complete")
 FACTORISE = ("fourier", "rotary", "absolute", "none")
 # Their first irreps take escnn seconds.
 HEAVY = ("octahedral", "octahedral on a point", "icosahedral")
@@ -539,6 +542,7 @@ def convolutions(draw: Draw) -> Drawn:
     sizes = [1, 2, 3] if fibers(space).preserves_square else [1, 3]
     options: dict[str, Any] = {"kernel_size": draw.choice(sizes), "channel": channel, "spatial": spatial}
     options |= {"padding": draw.randint(0, 2), "dilation": draw.randint(1, 2), "bias": draw.yes()}
+    options |= {"basis": draw.choice(BASES[: 1 if options["kernel_size"] == 2 else 2])}
     if channel:
         options["ratio"] = draw.randint(1, 2)
     if spatial:
@@ -556,32 +560,75 @@ def convolutions(draw: Draw) -> Drawn:
     return Drawn(lambda: ea.AttentiveConv(*types, **options), (x,), spaces.grid_error, formula=formula)
 
 
-def others(draw: Draw) -> Drawn:
-    """What goes around attention: blocks, and layers that treat positions by themselves."""
-    space = spaces.PLANE[draw.choice(["trivial", "flip", "C3", "C4", "D3", "D4"])]()
-    any_type, other, regular = draw.fields(space), draw.fields(space), draw.alike(space, "regular")
-    pointwise = FieldType(space, [r for r in any_type.representations if is_pointwise(r)] or [space.trivial_repr])
-    scope, bias = draw.choice(["position", "sample"]), draw.yes()
-    modes = draw.modes(fibers(space)) | window_of(draw, fibers(space))
-    del modes["dropout"]
-    norm = draw.choice(["gsa", "pre"])
-    # Every type has maps to a regular field: the last norm would divide features that all vanish by next to nothing.
-    block = [regular, regular] if norm == "gsa" else [any_type, other + regular]
-    kind = draw.choice(["regular", "trivial"])
-    makes: list[tuple[FieldType, Callable[[], Layer]]] = [
-        (any_type, lambda: ea.PoseLinear(any_type, regular, bias=bias)),
-        (regular, lambda: ea.PoseLinear(regular, any_type, bias=bias)),
-        (any_type, lambda: ea.PoseFeedForward(any_type, other, 2)),
-        (any_type, lambda: ea.FieldLinear(any_type, other, bias=bias)),
-        (any_type, lambda: ea.FieldLayerNorm(any_type, scope)),
-        (pointwise, lambda: ea.SiLU(pointwise)),
-        (regular, lambda: ea.PoseAttention(regular)),
-        (features := draw.alike(space, kind), lambda: ea.FeatureAttention(features, ratio=1, kernel_size=3)),
-        *(2 * [(block[0], lambda: ea.TransformerBlock(*block, norm=norm, **modes))]),
-    ]
-    in_type, make = draw.choice(makes)
-    batch, shape = on_grid(draw, space, fibers(space), modes)
-    return Drawn(make, (draw.tensor(batch, in_type.size, *shape),), spaces.grid_error)
+AROUND: dict[str, Callable[[SimpleNamespace], Layer]] = {
+    "FeatureAttention": lambda a: ea.FeatureAttention(a.alike, residual=a.yes, **a.maps),
+    "FieldBatchNorm": lambda a: ea.FieldBatchNorm(a.fields, momentum=0.5),
+    "FieldLayerNorm": lambda a: ea.FieldLayerNorm(a.fields, a.scope, kind=a.kind),
+    "FieldLayerNorm, fields": lambda a: ea.FieldLayerNorm(a.fields + a.fields, a.scope, kind="fields"),
+    "FieldLayerNorm, groups": lambda a: ea.FieldLayerNorm(a.fields + a.fields, "sample", kind=a.kind, num_groups=2),
+    "FieldLayerNorm, poses": lambda a: ea.FieldLayerNorm(a.several, "pose", kind=a.kind),
+    "FieldLinear": lambda a: ea.FieldLinear(a.fields, a.other, bias=a.yes),
+    "LayerScale": lambda a: ea.LayerScale(a.fields),
+    "activation": lambda a: activation_of(a.permuted, a.activation),
+    "ConditionedFieldNorm": lambda a: ea.ConditionedFieldNorm(a.fields, 3, a.scope, kind=a.kind),
+    "ConditionedFieldNorm, poses": lambda a: ea.ConditionedFieldNorm(a.several, 3, "pose"),
+    "ConditionedGate": lambda a: ea.ConditionedGate(a.fields, 3),
+    "PoseAttention": lambda a: ea.PoseAttention(a.alike, residual=a.yes),
+    "PoseFeedForward": lambda a: ea.PoseFeedForward(a.fields, a.other, 2),
+    "PoseLinear, from poses": lambda a: ea.PoseLinear(a.regular, a.fields, bias=a.yes),
+    "PoseLinear, pointwise": lambda a: ea.PoseLinear(a.regular, a.regular, bias=a.yes, projection="pointwise"),
+    "PoseLinear, to poses": lambda a: ea.PoseLinear(a.fields, a.regular, bias=a.yes),
+    "TransformerBlock": lambda a: ea.TransformerBlock(a.regular, a.regular, norm="gsa", **a.block),
+    "TransformerBlock, from scalars": lambda a: ea.TransformerBlock(a.scalars, a.regular, norm="gsa", **a.block),
+    "TransformerBlock, pre": lambda a: ea.TransformerBlock(a.fields, a.other, norm="pre", **a.block),
+    "TransformerBlock, parts": lambda a: ea.TransformerBlock(a.fields, a.other, norm="pre", **a.block, **a.parts),
+    "TransformerBlock, batch": lambda a: ea.TransformerBlock(
+        a.fields, a.other, norm="pre", **a.block, norm_kind="batch"
+    ),
+    "ConditionedTransformerBlock": lambda a: ea.TransformerBlock(a.fields, a.other, norm="pre", condition=3, **a.block),
+}
+"""What goes around attention: blocks, and layers that treat positions by themselves, of fields and options drawn."""
+
+
+def around(draw: Draw, name: str, space: GSpace) -> Drawn:
+    """One of these on a space; layers without a window for all elements of its group."""
+    group, a = fibers(space), SimpleNamespace(yes=draw.yes(), scalars=spaces.scalars(space, 3))
+    # Of so many a norm leaves something, and every type has maps to a regular field.
+    a.regular = spaces.regular(space, draw.randint(2, 3))
+    a.several = a.regular + spaces.regular(space, 1)
+    a.fields, a.other = draw.fields(space) + a.regular, draw.fields(space) + a.regular
+    a.permuted = FieldType(space, [r for r in a.fields.representations if "pointwise" in r.supported_nonlinearities])
+    a.alike = draw.choice([a.regular, a.scalars])
+    a.scope, a.kind = draw.choice(["position", "sample"]), draw.choice(["layer", "rms"])
+    a.activation = draw.choice(["silu", "gelu", "relu"])
+    a.parts = {"layer_scale": 0.5, "drop_path": 0.5, "qk_norm": True, "norm_kind": a.kind}
+    spatial = {"kernel_size": draw.choice([1, 3]), "dilation": draw.randint(1, 3), "basis": draw.choice(BASES)}
+    channel = {"ratio": draw.randint(1, 4)}
+    a.maps = draw.choice([spatial | channel, {"channel": False} | spatial, {"spatial": False} | channel])
+    a.maps |= {"statistics": draw.choice(["mean", "max", ("max", "mean")])}
+    a.block = draw.modes(group) | (window_of(draw, group) if group.dimension > 1 else {"kernel_size": None})
+    a.block |= {"hidden_fields": draw.choice([None, 1, 3])}
+    a.block |= {"encoding": draw.choice(["mlp", "fourier", "absolute", "none"])}
+    del a.block["dropout"]
+    batch, shape = on_grid(draw, space, group, a.block)
+    batch += 1  # a norm leaves nothing of a single position
+    arguments = {"condition": draw.tensor(batch, 3)} if "Conditioned" in name else {}
+    on_window = "TransformerBlock" in name or name == "FeatureAttention"
+
+    def error(layer: Layer, x: GeometricTensor) -> float:
+        by = spaces.grid_error if on_window else spaces.fibers_error
+        # Of a batch norm, which remembers statistics, in training too.
+        modes = [False] if name != "FieldBatchNorm" else [True, False]
+        return max(by(lambda x, on=on: layer.train(on)(x, **arguments), x) for on in modes)
+
+    def make() -> Layer:
+        layer = AROUND[name](a)
+        if "batch" in name.lower():  # other statistics than at the beginning
+            layer(spaces.random_field(layer.in_type, *shape, batch=batch, dtype=torch.float32))
+        return layer
+
+    x = draw.tensor(batch, AROUND[name](a).in_type.size, *shape)
+    return Drawn(make, (x,), error, arguments)
 
 
 def error_on(gspace: GSpace) -> Error:
@@ -676,7 +723,6 @@ KINDS: dict[str, tuple[Callable[[Draw], Drawn], int]] = {
     "crossings": (crossings, 60),
     "scales": (scales, 25),
     "convolutions": (convolutions, 25),
-    "others": (others, 25),
     "levels": (levels, 40),
     "heads": (heads, 40),
 }

@@ -129,6 +129,17 @@ def grid_error(module: EquivariantModule, x: GeometricTensor) -> float:
     return max(e.item() for e in errors)
 
 
+def fibers_error(module: EquivariantModule, x: GeometricTensor) -> float:
+    """The largest relative equivariance error of a module that moves no position, of the action on fibers alone."""
+    with torch.no_grad():
+        y = module(x)
+        errors = [
+            (module(x.transform_fibers(g)).tensor - y.transform_fibers(g).tensor).norm() / size_of(y.tensor)
+            for g in generators(x.type.gspace)
+        ]
+    return max(e.item() for e in errors)
+
+
 def turned_error(module: EquivariantModule, x: GeometricTensor, on_grid: Callable[..., torch.Tensor]) -> float:
     """The largest relative equivariance error of elements of the fiber group, whether or not they keep the grid.
 

@@ -14,10 +14,10 @@ import torch
 from escnn.nn import GeometricTensor
 from torch import Tensor
 
-from escnn_attention import GroupSelfAttention
+from escnn_attention import GroupSelfAttention, sequence_space
 from escnn_attention.functional import BACKENDS, BETWEEN_POINTS, ON_GRIDS
 from tests import spaces
-from tests.drawing import KINDS, Draw, Drawn, Layer
+from tests.drawing import AROUND, KINDS, Draw, Drawn, Layer, around
 from tests.nn.attention import turned_error
 from tests.sampling import seeds
 
@@ -107,6 +107,25 @@ def test_drawn(kind, seed):
     shapes = {name: tuple(t.shape) for name, t in drawn.arguments.items()}
     print(layer, [tuple(t.shape) for t in drawn.tensors], shapes)
     check_backends(layer, drawn)
+    check_equivariance(layer, drawn)
+    check_copies(layer, drawn)
+
+
+AROUND_SPACES = spaces.ALL | {
+    "D4 sequences": lambda: sequence_space(spaces.PLANE["D4"]().fibergroup),
+    "icosahedral sequences": lambda: sequence_space(spaces.LARGE["icosahedral"]().fibergroup),
+}
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("space", AROUND_SPACES)
+def test_around_attention(name, space, request):
+    if name == "FeatureAttention" and AROUND_SPACES[space]().dimensionality < 2:
+        pytest.skip("it is for the plane and for space")
+    drawn = around(Draw(f"{request.config.option.hypothesis_seed} {name} {space}"), name, AROUND_SPACES[space]())
+    layer = drawn.layer(seed=0)
+    print(layer, [tuple(t.shape) for t in drawn.tensors])
     check_equivariance(layer, drawn)
     check_copies(layer, drawn)
 

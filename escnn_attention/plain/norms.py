@@ -117,7 +117,7 @@ class LayerNorm(ExactBuffers):
         elif self.alike is not None and self.counts is not None:
             total = y.new_zeros(y.shape[0], len(self.counts), *y.shape[2:]).index_add(1, self.alike, y)
             mean = total / self.counts.to(y.dtype).view(shape)
-            if self.scope == "sample":
+            if self.scope == "sample" and x.dim() > 2:
                 mean = mean.mean(over[1:], keepdim=True)
             y = y - mean.index_select(1, self.alike)
         y = y * torch.rsqrt(y.square().mean(over, keepdim=True) + self.eps)

@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor, R2Conv, SequentialModule
-from hypothesis import given
-from hypothesis import strategies as st
 
 from escnn_attention import equivariance_report, working_memory
 from escnn_attention.groups.fibers import fibers
@@ -130,33 +128,6 @@ def test_statistics(statistics):
 
 
 # ---------------------------------------------------------------------------------------------------- equivariance
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("variant", FEATURE_VARIANTS)
-@pytest.mark.parametrize("name", SPACES)
-def test_equivariant(name, variant):
-    gspace = SPACES[name]()
-    for field_type in spaces.regular(gspace, 2), spaces.scalars(gspace, 3):
-        module = attention_on(field_type, **FEATURE_VARIANTS[variant])
-        assert spaces.grid_error(module, input_of(module, 5 if gspace.dimensionality == 2 else 3)) < EXACT
-
-
-@given(st.data())
-def test_equivariant_for_layers_drawn(data):
-    gspace = data.draw(st.sampled_from(list(spaces.PLANE.values())))()
-    make = data.draw(st.sampled_from([spaces.regular, spaces.scalars]))
-    module = attention_on(
-        make(gspace, data.draw(st.integers(1, 5))),
-        **FEATURE_VARIANTS[data.draw(st.sampled_from(list(FEATURE_VARIANTS)))],
-        ratio=data.draw(st.integers(1, 4)),
-        kernel_size=data.draw(st.sampled_from([1, 3, 5])),
-        dilation=data.draw(st.integers(1, 3)),
-        statistics=data.draw(st.sampled_from([("mean",), ("max",), ("mean", "max")])),
-        residual=data.draw(st.booleans()),
-        basis=data.draw(st.sampled_from(["auto", "bandlimited", "complete"])),
-    )
-    assert spaces.grid_error(module, input_of(module, data.draw(st.integers(3, 6)), batch=1)) < EXACT
 
 
 def test_elements_between_the_points_act_on_the_fibers():
@@ -299,26 +270,6 @@ def test_the_formula_for_a_cyclic_group(residual):
     torch.testing.assert_close(module(x).tensor, expected.flatten(1, 2))
 
 
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize("name", spaces.ALL)
-def test_equivariant_pose_attention(name):
-    gspace = spaces.ALL[name]()
-    for field_type in spaces.regular(gspace, 2), spaces.scalars(gspace, 3):
-        module = pose_attention_on(field_type)
-        assert spaces.grid_error(module, input_of(module, 3)) < EXACT
-
-
-@given(st.data())
-def test_every_element_acts_on_the_fibers(data):
-    """It works position by position, so that the elements between the points of the grid are exact on the fibers."""
-    gspace = data.draw(st.sampled_from(list(spaces.PLANE.values())))()
-    module = pose_attention_on(spaces.regular(gspace, data.draw(st.integers(1, 4))), residual=data.draw(st.booleans()))
-    x = input_of(module, 3)
-    y = module(x)
-    g = data.draw(st.sampled_from(list(gspace.fibergroup.elements)))
-    torch.testing.assert_close(module(x.transform_fibers(g)).tensor, y.transform_fibers(g).tensor)
-
-
 def test_theorem_1_an_attention_operator_that_is_not_equivariant_breaks_it_pose_attention():
     module = pose_attention_on(spaces.regular(gspaces.rot2dOnR2(4), 2))
     x = input_of(module, 3)
@@ -406,27 +357,6 @@ def test_equivariant_for_every_group(name):
     for kinds in (("regular", "regular"), ("trivial", "regular")):
         layer = layer_on(gspace, (1, 1), kinds)
         assert spaces.grid_error(layer, input_of(layer, 3)) < EXACT
-
-
-@given(st.data())
-def test_equivariant_for_layers_drawn_attentive_conv(data):
-    gspace = PLANE[data.draw(st.sampled_from(list(PLANE)))]()
-    kinds = [data.draw(st.sampled_from(["regular", "trivial"])) for _ in range(2)]
-    layer = layer_on(
-        gspace,
-        (data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))),
-        kinds,
-        data.draw(st.sampled_from([1, 3, 5])),
-        **VARIANTS[data.draw(st.sampled_from(list(VARIANTS)))],
-        attention_size=data.draw(st.sampled_from([1, 3, 5])),
-        attention_dilation=data.draw(st.integers(1, 2)),
-        padding=data.draw(st.integers(1, 3)),
-        ratio=data.draw(st.integers(1, 3)),
-        residual=data.draw(st.booleans()),
-        bias=data.draw(st.booleans()),
-        basis=data.draw(st.sampled_from(["auto", "bandlimited"])),
-    )
-    assert spaces.grid_error(layer, input_of(layer, data.draw(st.integers(4, 6)), batch=1)) < EXACT
 
 
 def test_elements_between_the_points_act_on_the_fibers_attentive_conv():

@@ -9,8 +9,6 @@ import pytest
 import torch
 from escnn import gspaces, nn
 from escnn.nn import FieldType, GeometricTensor
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from escnn_attention import (
     FourierEncoding,
@@ -58,32 +56,6 @@ def test_equivariance(space, encoding):
         if encoding != "rotary":
             layer = PointAttentiveConv(in_type, in_type, encoding=ENCODINGS[encoding](), **arguments).double()
             assert worst_error(layer, x, batch=batch) < 1e-12
-
-
-@given(st.data())
-@settings(max_examples=12, deadline=None)
-def test_equivariance_of_random_layers(data):
-    name = data.draw(st.sampled_from(list(SPACES)))
-    space = SPACES[name]()
-    torch.manual_seed(data.draw(st.integers(0, 2**16)))
-    in_type, out_type = (mixed(space, data.draw(st.integers(1, 2))) for _ in range(2))
-    encoding = data.draw(st.sampled_from(list(ENCODINGS)))
-    rule = data.draw(
-        st.sampled_from([{}, {"radius": 1.0}, {"num_neighbours": 3}, {"radius": 1.0, "num_neighbours": 2}])
-    )
-    layer = PointSelfAttention(
-        in_type,
-        out_type,
-        num_heads=data.draw(st.integers(1, 3)),
-        head_fields=data.draw(st.integers(4, 5)),
-        query=data.draw(st.sampled_from(["own", "all"])),
-        keys=data.draw(st.sampled_from(["own", "all"])),
-        normalization=data.draw(st.sampled_from(["softmax", "count"])),
-        encoding=ENCODINGS[encoding](),
-        **rule,
-    ).double()
-    x = cloud(in_type, data.draw(st.integers(1, 7)), seed=data.draw(st.integers(0, 2**16)))
-    assert worst_error(layer, x) < 1e-11
 
 
 @pytest.mark.parametrize("table", ["inverse_action", "quotient"])

@@ -6,8 +6,6 @@ import pytest
 import torch
 from escnn import gspaces, nn
 from escnn.nn import FieldType, GeometricTensor
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 from escnn_attention import (
@@ -44,53 +42,6 @@ def silent_tail(block):
         for parameter in last.parameters():
             parameter.zero_()
     return block
-
-
-SLOW = pytest.mark.exhaustive
-GSPACES = [
-    pytest.param(make, id=name, marks=[SLOW] if name == "octahedral" else []) for name, make in spaces.ALL.items()
-]
-
-
-@pytest.mark.sampled(8)
-@norms
-@pytest.mark.parametrize("make", GSPACES)
-def test_equivariant(make, norm):
-    gspace = make()
-    out_type = spaces.regular(gspace, 2)
-    in_type = out_type if norm == "gsa" else spaces.mixed(gspace)
-    kernel_size = 3 if gspace.dimensionality else None
-    block = drawn(TransformerBlock(in_type, out_type, 2, kernel_size, norm=norm))
-    x = spaces.random_field(in_type, *spaces.shape_of(gspace, 3 if gspace.dimensionality == 3 else 4))
-    assert spaces.grid_error(block, x) < 1e-11
-
-
-@norms
-def test_equivariant_from_scalars(norm):
-    gspace = gspaces.flipRot2dOnR2(4)
-    block = drawn(TransformerBlock(spaces.scalars(gspace, 3), spaces.regular(gspace, 2), 2, 3, norm=norm))
-    assert spaces.grid_error(block, spaces.random_field(block.in_type, 4, 4)) < 1e-11
-
-
-@given(st.data())
-def test_equivariant_for_types_and_options_drawn(data):
-    gspace = data.draw(st.sampled_from([make for name, make in spaces.PLANE.items() if name != "D6"]))()
-    in_type = data.draw(spaces.field_types(gspace))
-    out_type = data.draw(st.sampled_from([in_type, spaces.regular(gspace, 1)]))
-    scope = data.draw(st.sampled_from([None, "position", "sample"]))
-    assume(scope == "sample" or min(in_type.size, out_type.size) > 1)
-    block = TransformerBlock(
-        in_type,
-        out_type,
-        kernel_size=data.draw(st.sampled_from([None, 1, 3])),
-        norm="pre",
-        norm_scope=scope,
-        hidden_fields=data.draw(st.sampled_from([None, 1, 3])),
-        query=data.draw(st.sampled_from(["own", "all"])),
-        encoding=data.draw(st.sampled_from(["mlp", "fourier", "absolute", "none"])),
-        bias=data.draw(st.booleans()),
-    )
-    assert spaces.grid_error(drawn(block), spaces.random_field(in_type, 4, 4)) < 1e-11
 
 
 @norms
