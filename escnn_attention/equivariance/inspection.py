@@ -301,7 +301,8 @@ def watch(
 
 def _copy(value: object) -> object:
     if isinstance(value, GeometricTensor):
-        return GeometricTensor(value.tensor.detach().clone(), value.type, value.coords)
+        coords = value.coords if value.type.gspace.dimensionality else None  # escnn cannot transform empty ones
+        return GeometricTensor(value.tensor.detach().clone(), value.type, coords)
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 

@@ -62,7 +62,8 @@ class PointSelfAttention(PointLayer):
         radius: points attend to points within this distance, in the units of the coordinates, or for lifted points by
             :meth:`LiftedMotion.distance <escnn_attention.LiftedMotion.distance>`; None for any distance.
         num_neighbours: points attend to this number of nearest points, themselves included; None for all. Without both
-            a point attends to its whole cloud, or to the edges given on application.
+            a point attends to its whole cloud, or to the edges given on application. Of points that are equally far any
+            may be taken: where this matters, as on lattices, only a ``radius`` is exact.
         cutoff: whether weights go to zero smoothly at the radius, so that energies and forces do not jump when a point
             crosses it: True for the polynomial :math:`u(t) = 1 - 28t^6 + 48t^7 - 21t^8`, whose first two derivatives
             vanish at t = 1, or a function of :math:`t = r / \mathrm{radius}` in [0, 1] that is 0 at 1, such as a module

@@ -430,7 +430,7 @@ class PointBlock(PointModule):
         seen = check_memory(self, self.memory_type, memory, memory_key_padding_mask, memory_batch)
         cloud = Cloud(x.coords, edge_index, batch, measure, edge_attr, rows)
         y = where_present(lambda x, cloud: self._compute(x, cloud, *seen), x.tensor, cloud, mask)
-        return GeometricTensor(y, self.out_type, x.coords)
+        return GeometricTensor(y, self.out_type, x.coords if self.space.dimensionality else None)
 
     def _compute(self, x: Tensor, cloud: Cloud, *memory: Any) -> Tensor:
         """The block at points of which no mask hides any."""

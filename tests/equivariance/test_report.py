@@ -9,12 +9,14 @@ import math
 import pytest
 import torch
 from escnn import gspaces, nn
+from escnn.group import SO2
 
 import escnn_attention
 from escnn_attention import (
     FieldLayerNorm,
     GroupSelfAttention,
     PointSelfAttention,
+    PointTransformerBlock,
     SiLU,
     assert_equivariant,
     equivariance_report,
@@ -216,6 +218,16 @@ def test_no_base_space():
     assert report.exact_sizes == {"0 (Pointwise)": ()}
     assert "0 (Pointwise) is not equivariant (relative error " in str(report)
     assert "size" not in str(report)
+
+
+def test_sets_of_tokens_of_a_continuous_group():
+    """Of a block, whose parts are looked at one by one."""
+    gspace = gspaces.no_base_space(SO2(1))
+    fields = nn.FieldType(gspace, [gspace.trivial_repr, gspace.irrep(1)])
+    block = PointTransformerBlock(fields, fields, head_fields=3, hidden_fields=2, samples=4)
+    report = equivariance_report(block, (6, 3))
+    assert "\nPointTransformerBlock is not equivariant" in str(report)
+    assert block(fields(torch.randn(6, 3))).coords is None
 
 
 def test_to_dict_is_plain_data(strided):
