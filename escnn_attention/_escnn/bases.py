@@ -6,7 +6,8 @@ kernels, where S are the elements g of the fiber group that map the points of th
 
 .. math:: K(x) \leftarrow \frac{1}{|S|} \sum_{g \in S} \rho_\text{out}(g)^{-1} K(gx) \rho_\text{in}(g)
 
-The names and shapes of buffers stay, and float32 networks do not change.
+The names and shapes of buffers stay, and float32 networks do not change. A state dict of one mode, training or not,
+can be loaded in the other.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from escnn.nn.modules.basismanager.basisexpansion_singleblock import SingleBlock
 from escnn.nn.modules.conv.rd_convolution import _RdConv
 from escnn.nn.modules.conv.rd_transposed_convolution import _RdConvTransposed
 from torch import Tensor, nn
+
+from escnn_attention._escnn.buffers import DERIVED
 
 _ROUNDING = 1e-5  # of a basis in float32
 
@@ -56,9 +59,19 @@ def _apply(self: Any, function: Callable[[Tensor], Tensor], recurse: bool = True
 
 
 def _load_map(self: Any, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+    """Load the state of a module in any mode; what one in eval mode makes of weights and bases, it makes anew."""
+    for name in DERIVED:
+        if self._buffers.get(name) is None:
+            state_dict.pop(prefix + name, None)
+        else:
+            state_dict[prefix + name] = self._buffers[name]
     nn.Module._load_from_state_dict(self, state_dict, prefix, *arguments)
-    if self.weights.dtype == torch.float64:
-        _expand_again(self)
+    if self.training:
+        return
+    for name, part in self.named_modules():
+        if isinstance(part, SingleBlockBasisExpansion):  # PyTorch loads them later
+            part._load_from_state_dict(state_dict, f"{prefix}{name}.", *arguments[:2], [], [], [])
+    _expand_again(self)
 
 
 def _load_basis(self: SingleBlockBasisExpansion, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:

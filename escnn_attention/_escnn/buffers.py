@@ -16,7 +16,7 @@ import torch
 from escnn.nn import EquivariantModule
 from escnn.nn.modules.basismanager.basisexpansion_singleblock import SingleBlockBasisExpansion
 
-_DERIVED = ("filter", "matrix", "expanded_bias")
+DERIVED = ("filter", "matrix", "expanded_bias")
 _EXPANSIONS = ("expand_parameters", "expand_bias")
 
 
@@ -41,7 +41,7 @@ def derived_buffers(network: torch.nn.Module) -> set[str]:
         f"{path}.{name}".lstrip(".")
         for path, module in network.named_modules()
         if isinstance(module, EquivariantModule) and any(hasattr(module, method) for method in _EXPANSIONS)
-        for name in _DERIVED
+        for name in DERIVED
         if name in module._buffers
     }
 

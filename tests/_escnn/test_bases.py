@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 
 import pytest
 import torch
@@ -112,3 +114,40 @@ def test_a_float64_network_keeps_its_bases_when_weights_are_loaded(training):
     made.load_state_dict(other)
     block = next(name for name in state if name.endswith("sampled_basis"))
     assert torch.equal(made.state_dict()[block], other[block].double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("modes", itertools.product([True, False, None], repeat=2))
+def test_states_are_loaded_in_the_other_mode(modes, dtype):
+    """True is training mode, None that of a module whose mode was never set."""
+    space = gspaces.rot2dOnR2(4)
+    point = gspaces.no_base_space(space.fibergroup)
+    fields, scalars = (nn.FieldType(point, 2 * [r]) for r in (point.regular_repr, point.trivial_repr))
+    linear = functools.partial(nn.Linear, fields, recompute=True)
+    for make in (lambda: convolution_on(space), lambda: linear(fields), lambda: linear(scalars)):
+        source, target = make().to(dtype), make().to(dtype)
+        torch.nn.init.normal_(source.weights)
+        for module, mode in zip((source, target), modes, strict=True):
+            if mode is not None:
+                module.train(mode)
+        x = torch.randn(2, source.in_type.size, *source.in_type.gspace.dimensionality * [5], dtype=dtype)
+        target.load_state_dict(source.state_dict())
+        torch.testing.assert_close(target(target.in_type(x)).tensor, source(source.in_type(x)).tensor)
+
+
+def test_of_escnn_alone_they_do_not_fit(monkeypatch):
+    monkeypatch.setattr(_RdConv, "_load_from_state_dict", torch.nn.Module._load_from_state_dict)
+    convolution = convolution_on(gspaces.rot2dOnR2(4)).eval()
+    state = convolution.state_dict()
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*filter"):
+        convolution.train().load_state_dict(state)
+
+
+def test_filters_are_of_the_bases_that_are_loaded():
+    """Where these differ from those that are there."""
+    state = {name: 2 * value for name, value in convolution_on(gspaces.rot2dOnR2(4)).train().state_dict().items()}
+    made = convolution_on(gspaces.rot2dOnR2(4)).eval()
+    before = made.filter
+    made.load_state_dict(state)
+    torch.testing.assert_close(made.filter, 4 * before)
+    torch.testing.assert_close(made.train().expand_parameters()[0], 4 * before)
