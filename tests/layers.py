@@ -135,6 +135,14 @@ def drawn(module: nn.Module) -> nn.Module:
     return module.double().eval()
 
 
+def redrawn(module: nn.Module, std: float = 1.0) -> nn.Module:
+    """A module in float64 with other weights, that are all in use."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=std)
+    return module.double()
+
+
 def on_points(make: Callable[[], nn.Module], unit: bool = False, **arguments: Any) -> Case:
     return Case(make, arguments=arguments, points=True, unit=unit)
 

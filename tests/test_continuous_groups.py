@@ -26,6 +26,7 @@ from escnn_attention.groups.fibers import fibers, mass
 from escnn_attention.groups.random_transformation import LieElement
 from escnn_attention.nn.pointwise import FieldLinear, PoseFeedForward, PoseLinear, SiLU
 from tests import spaces
+from tests.layers import drawn
 
 
 def vectors_and_tensors(gspace):
@@ -49,13 +50,6 @@ SPACES = {
     "cylinder": (lambda: gspaces.cylindricalOnR3(-1), 6),
     "full cylinder": (lambda: gspaces.fullCylindricalOnR3(-1), 12),
 }
-
-
-def drawn(module):
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module.double().eval()
 
 
 def grid_of(gspace):

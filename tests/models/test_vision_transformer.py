@@ -8,17 +8,14 @@ from escnn.nn import FieldType
 from escnn_attention import assert_equivariant
 from escnn_attention.models import VisionTransformer, from_pretrained
 from tests import spaces
+from tests.layers import drawn
 
 SIZES = {"image_size": 8, "patch_size": 2, "fields": 4, "num_heads": 2, "num_blocks": (1, 1), "hidden_fields": 3}
 GROUPS = [gspaces.flipRot2dOnR2(4), gspaces.rot2dOnR2(4), gspaces.mirOnR3()]
 
 
-def drawn(gspace, **options):
-    network = VisionTransformer(gspace, 2, 3, **(SIZES | options)).double()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return network
+def network_on(gspace, **options):
+    return drawn(VisionTransformer(gspace, 2, 3, **(SIZES | options)))
 
 
 @pytest.mark.sampled(1)
@@ -26,17 +23,17 @@ def drawn(gspace, **options):
 @pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
 def test_invariant_with_invariants_alone(gspace, class_token, registers):
     shape = (2, 2, *[8] * gspace.dimensionality)
-    network = drawn(gspace, invariant=True, class_token=class_token, registers=registers)
+    network = network_on(gspace, invariant=True, class_token=class_token, registers=registers)
     assert_equivariant(network.as_fields(), shape, tolerance=1e-11)
     x = torch.randn(shape, dtype=torch.float64)
     torch.testing.assert_close(network.export()(x), network(x), rtol=1e-12, atol=1e-12)
     with pytest.raises(AssertionError, match="equivarian"):
-        assert_equivariant(drawn(gspace, class_token=class_token).as_fields(), shape, tolerance=1e-3)
+        assert_equivariant(network_on(gspace, class_token=class_token).as_fields(), shape, tolerance=1e-3)
 
 
 @pytest.mark.parametrize("class_token", [True, False])
 def test_tokens_are_what_is_read(class_token):
-    network = drawn(GROUPS[0], class_token=class_token, registers=3)
+    network = network_on(GROUPS[0], class_token=class_token, registers=3)
     x, first = torch.randn(2, 2, 8, 8, dtype=torch.float64), int(class_token)
     tokens = network.tokens(x)
     assert tokens.shape == (2, first + 3 + 16, 32)
@@ -55,7 +52,7 @@ def test_tokens_are_what_is_read(class_token):
 
 
 def test_features_are_equivariant_until_they_leave_the_group():
-    network = drawn(GROUPS[0], num_blocks=(2, 0))
+    network = network_on(GROUPS[0], num_blocks=(2, 0))
     x = spaces.random_field(network.in_type, 8, 8)
 
     def features(x):
@@ -78,10 +75,7 @@ def test_features_are_equivariant_until_they_leave_the_group():
 def test_from_fields_to_fields(gspace, tmp_path):
     vectors = FieldType(gspace, [gspace.basespace_action, gspace.trivial_repr])
     options = SIZES | {"num_blocks": (2, 0), "class_token": False, "registers": 1}
-    network = VisionTransformer(gspace, vectors, vectors, **options).double()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+    network = drawn(VisionTransformer(gspace, vectors, vectors, **options))
     shape = (2, vectors.size, *[8] * gspace.dimensionality)
     assert_equivariant(network.as_fields(), shape, tolerance=1e-11)
     x = torch.randn(shape, dtype=torch.float64)
@@ -99,7 +93,7 @@ def test_from_fields_to_fields(gspace, tmp_path):
 
 
 def test_other_images_and_folders(tmp_path):
-    network = drawn(GROUPS[0], invariant=True, block={"drop_path": 0.1}).float().eval()
+    network = network_on(GROUPS[0], invariant=True, block={"drop_path": 0.1}).float().eval()
     assert network(torch.randn(1, 2, 12, 10)).shape == (1, 3)
     network.save_pretrained(tmp_path)
     x = torch.randn(2, 2, 8, 8)

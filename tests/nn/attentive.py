@@ -1,9 +1,8 @@
 """Attentive convolutions to test."""
 
-import torch
-
 from escnn_attention.nn.attentive import AttentiveConv
 from tests import spaces
+from tests.layers import redrawn
 
 EXACT = 1e-12
 PLANE = {n: spaces.PLANE[n] for n in ("trivial", "flip", "C2", "C4", "C8", "D3", "D4")}
@@ -16,14 +15,6 @@ VARIANTS = {
 }
 
 
-def drawn(module, scale=1.0):
-    """Weights so large that the maps are far from 1/2."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(std=scale)
-    return module.double()
-
-
 def layer_on(gspace, fields=(2, 2), kinds=("regular", "regular"), size=3, **options):
     """A layer with those of the options that its attention has."""
     make = {"regular": spaces.regular, "trivial": spaces.scalars}
@@ -32,7 +23,7 @@ def layer_on(gspace, fields=(2, 2), kinds=("regular", "regular"), size=3, **opti
     absent = [] if options["channel"] else ["ratio"]
     absent += [] if options["spatial"] else ["attention_size", "attention_dilation"]
     absent += [] if options["channel"] or options["spatial"] else ["residual"]
-    return drawn(AttentiveConv(*types, size, **{n: v for n, v in options.items() if n not in absent}), 0.5)
+    return redrawn(AttentiveConv(*types, size, **{n: v for n, v in options.items() if n not in absent}), 0.5)
 
 
 def input_of(layer, size=5, **options):

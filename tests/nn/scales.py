@@ -1,7 +1,5 @@
 """Layers that are equivariant to dilations, to test."""
 
-import torch
-
 from escnn_attention.nn.dilation import DilationLiftingSelfAttention, DilationSelfAttention, Scales
 from tests import spaces
 from tests.spaces import mixed, scalars
@@ -22,14 +20,6 @@ def group(space, scales=THREE, kernel_size=3, fields=mixed, **options):
     options = {"head_fields": 4, **options}
     fields = scales.repeat(fields(space))
     return DilationSelfAttention(fields, fields, scales, 2, kernel_size, **options).double()
-
-
-def drawn(module):
-    """With parameters that all do something: biases start at zero, and scales at one."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module.double()
 
 
 def turned_error(layer, x):

@@ -11,6 +11,7 @@ from escnn_attention import equivariance_report, working_memory
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention
 from tests import spaces
+from tests.layers import redrawn
 from tests.nn.attentive import EXACT, PLANE, VARIANTS, VOLUME, input_of, layer_on
 
 SPACES = spaces.PLANE | {n: spaces.VOLUME[n] for n in ("trivial 3D", "mirror", "C4 3D", "octahedral")}
@@ -22,11 +23,7 @@ def attention_on(field_type, **options):
     options = {"kernel_size": 3, "channel": True, "spatial": True} | options
     absent = [] if options["channel"] else ["ratio"]
     absent += [] if options["spatial"] else ["kernel_size", "dilation", "basis"]
-    module = FeatureAttention(field_type, **{n: v for n, v in options.items() if n not in absent})
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_()
-    return module.double()
+    return redrawn(FeatureAttention(field_type, **{n: v for n, v in options.items() if n not in absent}))
 
 
 def planes(gspace, maps):

@@ -17,6 +17,7 @@ from escnn_attention import (
     sequence_space,
 )
 from tests import spaces
+from tests.layers import drawn, redrawn
 from tests.packages import in_onnx
 
 C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
@@ -30,13 +31,6 @@ SPACES = {
 }
 N = 5
 TIGHT = {"rtol": 1e-12, "atol": 1e-12}
-
-
-def drawn(module):
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_()
-    return module.double()
 
 
 def candidates(gspace):
@@ -81,16 +75,16 @@ MAKE = {"norm": make_norm("position"), "sample": make_norm("sample"), "gate": la
 def test_a_scale_for_each_pose_would_break_it(kind):
     """The negative control."""
     fields = spaces.regular(C4, 2)
-    module, x, condition = drawn(MAKE[kind](fields)), spaces.random_field(fields, 4, 4), torch.randn(2, N).double()
+    module, x, condition = redrawn(MAKE[kind](fields)), spaces.random_field(fields, 4, 4), torch.randn(2, N).double()
     plain = module.plain if kind == "gate" else module.plain.modulation
     plain.field, plain.fields, plain.invariants = torch.arange(fields.size), fields.size, None
-    plain.linear = drawn(torch.nn.Linear(N, fields.size))
+    plain.linear = redrawn(torch.nn.Linear(N, fields.size))
     assert error(module, x, condition) > 1e-2
 
 
 def test_a_shift_of_vectors_would_break_it():
     fields = FieldType(C4, [C4.trivial_repr, C4.irrep(1)])
-    module, x, condition = drawn(MAKE["norm"](fields)), spaces.random_field(fields, 4, 4), torch.randn(2, N).double()
+    module, x, condition = redrawn(MAKE["norm"](fields)), spaces.random_field(fields, 4, 4), torch.randn(2, N).double()
     assert error(module, x, condition) < 1e-10
     module.plain.modulation.invariants.fill_(1)
     assert error(module, x, condition) > 1e-2
@@ -99,7 +93,7 @@ def test_a_shift_of_vectors_would_break_it():
 @pytest.mark.parametrize("kind", ["norm", "gate"])
 def test_fields_as_a_condition_move_with_the_features(kind):
     fields, trivial = mixture(D4), spaces.scalars(D4, N)
-    module, x = drawn(MAKE[kind](fields)), spaces.random_field(fields, 4, 4)
+    module, x = redrawn(MAKE[kind](fields)), spaces.random_field(fields, 4, 4)
     condition = spaces.random_field(trivial, 4, 4)
     y = module(x, condition)
     for g in D4.fibergroup.elements:
@@ -124,7 +118,7 @@ def test_at_first_it_is_the_norm_and_the_gate_is_closed():
 def test_by_the_formula(scope, at_positions):
     """Numbers and gradients, by loops over fields."""
     fields = FieldType(C4, [C4.regular_repr, C4.irrep(1), C4.trivial_repr, C4.quotient_repr(2)])
-    module, x = drawn(ConditionedFieldNorm(fields, N, scope, kind="rms", eps=0.1)), torch.randn(2, 9, 3, 3).double()
+    module, x = redrawn(ConditionedFieldNorm(fields, N, scope, kind="rms", eps=0.1)), torch.randn(2, 9, 3, 3).double()
     condition = torch.randn(2, N, *([3, 3] if at_positions else [])).double()
     weight, bias = module.plain.modulation.linear.weight, module.plain.modulation.linear.bias
     tensors = [x.requires_grad_(), condition.requires_grad_(), weight, bias]
@@ -154,7 +148,7 @@ BATCH = torch.tensor([0, 0, 1, 1, 1, 2])
 @pytest.mark.parametrize("kind", ["norm", "gate"])
 def test_at_points_by_cloud_and_by_point(kind):
     fields = mixture(C4)
-    module = drawn(MAKE[kind](fields))
+    module = redrawn(MAKE[kind](fields))
     x = GeometricTensor(torch.randn(6, fields.size).double(), fields, torch.randn(6, 2).double())
     condition = torch.randn(3, N).double()
     y = module(x, condition, BATCH)
@@ -174,7 +168,7 @@ def test_at_points_by_cloud_and_by_point(kind):
 def test_as_many_clouds_as_points():
     """One row for each is clear in the order of the clouds, and in another order refused."""
     fields = spaces.scalars(C4, 3)
-    module = drawn(ConditionedFieldNorm(fields, N))
+    module = redrawn(ConditionedFieldNorm(fields, N))
     x = GeometricTensor(torch.randn(3, 3).double(), fields, torch.randn(3, 2).double())
     condition = torch.randn(3, N).double()
     torch.testing.assert_close(module(x, condition, torch.arange(3)).tensor, module(x, condition).tensor)
@@ -186,7 +180,7 @@ def test_as_many_clouds_as_points():
 @pytest.mark.parametrize("kind", ["norm", "gate"])
 def test_exports(kind):
     fields = mixture(C4)
-    module, x, condition = drawn(MAKE[kind](fields)), spaces.random_field(fields, 3, 3), torch.randn(2, N).double()
+    module, x, condition = redrawn(MAKE[kind](fields)), spaces.random_field(fields, 3, 3), torch.randn(2, N).double()
     plain = module.export()
     program = torch.export.export(plain, (x.tensor, condition), strict=False).module()
     for found in (plain(x.tensor, condition), program(x.tensor, condition)):
@@ -206,7 +200,7 @@ def test_no_images_and_no_positions(kind):
 def test_continuous_groups():
     so2 = gspaces.rot2dOnR2(-1)
     fields = FieldType(so2, [so2.trivial_repr, so2.irrep(1), so2.irrep(2)])
-    module, x, condition = drawn(MAKE["norm"](fields)), spaces.random_field(fields, 3, 3), torch.randn(2, N).double()
+    module, x, condition = redrawn(MAKE["norm"](fields)), spaces.random_field(fields, 3, 3), torch.randn(2, N).double()
     y = module(x, condition)
     for angle in (0.3, 2.0):
         g = so2.fibergroup.element(angle)
@@ -271,14 +265,6 @@ def test_repr():
     assert repr(ConditionedGate(fields, 5)).endswith("n=5)")
 
 
-def perturbed(module):
-    """With weights that are all in use, and of the size that they have."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module.double().eval()
-
-
 def block_on(fields, out=None, **options):
     """A block that attends to all positions, between few heads."""
     options = {"norm": "pre", "kernel_size": None, "head_fields": 2, "hidden_fields": 1, "condition": N, **options}
@@ -293,12 +279,12 @@ def grid_error(block, x, condition):
 def test_a_scale_for_each_pose_in_a_block_would_break_it(part):
     """The negative control."""
     fields = spaces.regular(C4, 2)
-    block, x, condition = perturbed(block_on(fields)), spaces.random_field(fields, 4, 4), torch.randn(2, N).double()
+    block, x, condition = drawn(block_on(fields)), spaces.random_field(fields, 4, 4), torch.randn(2, N).double()
     assert grid_error(block, x, condition) < 1e-10
     plain = getattr(block, part).plain
     plain = plain if "gate" in part else plain.modulation
     plain.field, plain.fields, plain.invariants = torch.arange(8), 8, None
-    plain.linear = drawn(torch.nn.Linear(N, 8))
+    plain.linear = redrawn(torch.nn.Linear(N, 8))
     assert grid_error(block, x, condition) > 1e-3
 
 
@@ -319,7 +305,7 @@ def test_at_first_a_block_is_its_shortcut(same):
 def test_a_block_is_the_formula(at_positions):
     """With gates and norms written out, and gradients."""
     fields = spaces.regular(C4, 2)
-    block, x = perturbed(block_on(fields, layer_scale=0.5)), spaces.random_field(fields, 3, 3)
+    block, x = drawn(block_on(fields, layer_scale=0.5)), spaces.random_field(fields, 3, 3)
     condition = torch.randn(2, N, *((3, 3) if at_positions else ())).double()
     x.tensor.requires_grad_()
 
@@ -352,7 +338,7 @@ def test_a_block_is_the_formula(at_positions):
 
 def test_every_parameter_trains_once_gates_are_open():
     fields = FieldType(C4, [C4.regular_repr, C4.irrep(1), C4.trivial_repr])
-    block = perturbed(block_on(fields)).train()
+    block = drawn(block_on(fields)).train()
     (block(spaces.random_field(fields, 4, 4), condition=torch.randn(2, N).double()).tensor.sin().sum()).backward()
     for name, parameter in block.named_parameters():
         assert parameter.grad.abs().max() > 0, name
@@ -371,7 +357,7 @@ def test_times():
 
 def test_masks_of_a_block():
     fields = FieldType(C4, [C4.regular_repr, C4.irrep(1)])
-    block, x = perturbed(block_on(fields, kernel_size=3)), spaces.random_field(fields, 5, 5)
+    block, x = drawn(block_on(fields, kernel_size=3)), spaces.random_field(fields, 5, 5)
     condition, mask = torch.randn(2, N).double(), torch.zeros(2, 5, 5, dtype=torch.bool)
     mask[0, :3, :4] = mask[1, :, 1:] = True
     y = block(x, mask, condition).tensor
@@ -386,7 +372,7 @@ def test_masks_of_a_block():
 
 def test_crops_of_a_block():
     fields = spaces.regular(C4, 2)
-    block, x = perturbed(block_on(fields, kernel_size=3, crop=1)), spaces.random_field(fields, 5, 5)
+    block, x = drawn(block_on(fields, kernel_size=3, crop=1)), spaces.random_field(fields, 5, 5)
     condition = torch.randn(2, N).double()
     assert block(x, condition=condition).shape == (2, 8, 3, 3)
     assert block(x, torch.ones(2, 5, 5, dtype=torch.bool), condition).shape == (2, 8, 3, 3)
@@ -396,7 +382,7 @@ def test_crops_of_a_block():
 
 def test_attention_maps_of_a_block():
     fields = spaces.regular(C4, 2)
-    block, x, condition = perturbed(block_on(fields)), spaces.random_field(fields, 3, 3), torch.randn(2, N).double()
+    block, x, condition = drawn(block_on(fields)), spaces.random_field(fields, 3, 3), torch.randn(2, N).double()
     for mask in (None, torch.rand(2, 3, 3) < 0.7):
         maps = block.attention_maps(x, [(1, 1)], mask=mask, condition=condition)
         inside = block.attention.attention_maps(block.before(x, condition), [(1, 1)], mask=mask)
@@ -409,7 +395,7 @@ def test_attention_maps_of_a_block():
 def test_files_of_a_block(tmp_path):
     """A program and what ONNX is made of it, of any number of images."""
     fields = FieldType(C4, [C4.regular_repr, C4.irrep(1), C4.trivial_repr])
-    block = perturbed(block_on(fields, kernel_size=3)).float()
+    block = drawn(block_on(fields, kernel_size=3)).float()
     plain, free = block.export(), {0: torch.export.Dim("batch", max=99)}
     x, condition = torch.randn(3, fields.size, 4, 4), torch.randn(3, N)
     program = torch.export.export(plain, (x[:2], None, condition[:2]), dynamic_shapes=(free, None, free), strict=False)
@@ -427,7 +413,7 @@ def test_blocks_at_points_are_equivariant_for_any_weights(name):
     fields, d = mixture(gspace), gspace.dimensionality
     if name == "icosahedral":
         fields = FieldType(gspace, [gspace.trivial_repr, *gspace.fibergroup.irreps()[1:3]])
-    block = perturbed(PointTransformerBlock(fields, fields, head_fields=d + 1, hidden_fields=1, condition=N))
+    block = drawn(PointTransformerBlock(fields, fields, head_fields=d + 1, hidden_fields=1, condition=N))
     x = GeometricTensor(torch.randn(6, fields.size).double(), fields, torch.randn(6, d).double())
     scalars = GeometricTensor(torch.randn(6, N).double(), spaces.scalars(gspace, N), x.coords)
     for condition in (torch.randn(3, N).double(), scalars):
@@ -447,7 +433,7 @@ def test_blocks_at_points_are_equivariant_for_any_weights(name):
 
 def test_blocks_at_points_by_cloud_by_point_and_masked():
     fields = FieldType(C4, [C4.regular_repr, C4.irrep(1)])
-    block = perturbed(PointTransformerBlock(fields, fields, num_heads=1, head_fields=2, hidden_fields=1, condition=N))
+    block = drawn(PointTransformerBlock(fields, fields, num_heads=1, head_fields=2, hidden_fields=1, condition=N))
     x = GeometricTensor(torch.randn(6, 6).double(), fields, torch.randn(6, 2).double())
     condition = torch.randn(3, N).double()
     y = block(x, batch=BATCH, condition=condition).tensor

@@ -18,7 +18,8 @@ from escnn_attention.nn.dilation import (
     ScalePooling,
     Scales,
 )
-from tests.nn.scales import EXACT, THREE, TOLERANCE, drawn, group, lifting, turned_error
+from tests.layers import drawn
+from tests.nn.scales import EXACT, THREE, TOLERANCE, group, lifting, turned_error
 from tests.spaces import PLANE, VOLUME, grid_error, mixed, random_field, regular, scalars, shape_of
 
 

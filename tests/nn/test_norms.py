@@ -17,16 +17,9 @@ from escnn_attention import (
 )
 from escnn_attention.functional import norms
 from tests import spaces
+from tests.layers import redrawn
 
 scopes = pytest.mark.parametrize("scope", ["position", "sample"])
-
-
-def drawn(module):
-    """With parameters that do something."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_()
-    return module.double()
 
 
 def offset(field_type, size=4):
@@ -39,14 +32,14 @@ def offset(field_type, size=4):
 def test_a_mean_of_irreps_would_break_it():
     """The negative control: were the vectors' mean taken, the test above would see it."""
     field_type = spaces.mixed(gspaces.rot2dOnR2(4))
-    module = drawn(FieldLayerNorm(field_type, kind="layer"))
+    module = redrawn(FieldLayerNorm(field_type, kind="layer"))
     module.plain.mean.fill_(1)
     assert spaces.grid_error(module, offset(field_type)) > 1e-2
 
 
 def test_a_bias_on_irreps_would_break_it():
     field_type = spaces.mixed(gspaces.rot2dOnR2(4))
-    module = drawn(FieldLayerNorm(field_type, kind="layer"))
+    module = redrawn(FieldLayerNorm(field_type, kind="layer"))
     module.plain.invariants.fill_(1)
     assert spaces.grid_error(module, offset(field_type)) > 1e-2
 
@@ -144,7 +137,7 @@ def test_fields_of_a_continuous_group(make):
     """No element changes the norm of an irrep, and scalars alone have a mean."""
     gspace = make()
     field_type = FieldType(gspace, [*gspace.fibergroup.irreps()[:4], gspace.trivial_repr])
-    norm = drawn(FieldLayerNorm(field_type, kind="layer"))
+    norm = redrawn(FieldLayerNorm(field_type, kind="layer"))
     x = spaces.random_field(field_type, *spaces.shape_of(gspace, 3))
     for g in list(gspace.fibergroup.testing_elements())[1:20:6]:
         turned = norm(x.transform_fibers(g)).tensor
@@ -157,7 +150,7 @@ KINDS = [("layer", "pose"), ("rms", "pose"), ("rms", "position"), ("rms", "sampl
 
 def test_a_scale_for_each_channel_would_break_it():
     field_type = spaces.mixed(gspaces.flipRot2dOnR2(4))
-    module = drawn(FieldLayerNorm(field_type, kind="rms"))
+    module = redrawn(FieldLayerNorm(field_type, kind="rms"))
     module.plain.field = torch.arange(field_type.size)
     module.plain.weight = torch.nn.Parameter(torch.randn(field_type.size).double())
     assert spaces.grid_error(module, offset(field_type)) > 1e-3
@@ -201,7 +194,7 @@ def test_kernels_serve_fields_of_one_size(monkeypatch, request, representations,
     pytest.importorskip("triton")
     gspace = gspaces.rot2dOnR2(4)
     field_type = FieldType(gspace, [gspace.fibergroup.representations[name] for name in representations])
-    module, x = drawn(FieldLayerNorm(field_type, kind=kind)), offset(field_type)
+    module, x = redrawn(FieldLayerNorm(field_type, kind=kind)), offset(field_type)
     expected = module(x).tensor
     launched = []
     request.getfixturevalue("interpreted_kernels")
@@ -212,7 +205,7 @@ def test_kernels_serve_fields_of_one_size(monkeypatch, request, representations,
 
 def test_poses_at_points_and_in_half_precision():
     field_type = spaces.regular(gspaces.rot2dOnR2(4), 3)
-    module = drawn(FieldLayerNorm(field_type, "pose")).float()
+    module = redrawn(FieldLayerNorm(field_type, "pose")).float()
     points = GeometricTensor(torch.randn(5, 12), field_type, torch.randn(5, 2))
     y = module(points)
     assert y.coords is points.coords
@@ -403,7 +396,7 @@ C4 = gspaces.rot2dOnR2(4)
 
 def test_means_of_vectors_are_not_equivariant():
     fields = FieldType(C4, [C4.irrep(1)])
-    norm, x = drawn(FieldBatchNorm(fields)), spaces.random_field(fields, 3, 3)
+    norm, x = redrawn(FieldBatchNorm(fields)), spaces.random_field(fields, 3, 3)
     assert spaces.grid_error(norm, x) < 1e-12
     norm.plain.mean.fill_(1)
     assert spaces.grid_error(norm, x) > 1e-3
@@ -440,7 +433,7 @@ def test_vectors_are_divided_by_their_length():
 
 def test_points_are_as_good_as_a_grid():
     fields = spaces.mixed(C4)
-    norm, x = drawn(FieldBatchNorm(fields)), spaces.random_field(fields, 3, 3)
+    norm, x = redrawn(FieldBatchNorm(fields)), spaces.random_field(fields, 3, 3)
     flat = GeometricTensor(x.tensor.movedim(1, -1).flatten(0, 2), fields, torch.randn(18, 2).double())
     torch.testing.assert_close(norm(flat).tensor, norm(x).tensor.movedim(1, -1).flatten(0, 2))
     torch.testing.assert_close(norm.eval().export()(flat.tensor), norm(flat).tensor)
@@ -481,7 +474,7 @@ def test_transforms_take_it_in_eval_mode():
 
 def test_means_of_vectors_in_groups_would_break_it():
     fields = FieldType(C4, [C4.regular_repr, C4.irrep(1), C4.trivial_repr, C4.irrep(1)])
-    module = drawn(FieldLayerNorm(fields, "sample", kind="layer", num_groups=2))
+    module = redrawn(FieldLayerNorm(fields, "sample", kind="layer", num_groups=2))
     assert spaces.fibers_error(module, offset(fields)) < 1e-10
     module.plain.mean.fill_(1)
     assert spaces.fibers_error(module, offset(fields)) > 1e-2
@@ -499,7 +492,7 @@ def test_groups_by_the_formula(scope, alike, num_groups, kind):
         with pytest.raises(ValueError, match=r"in_type: got .* makes a sign"):
             FieldLayerNorm(fields, scope, kind=kind, num_groups=num_groups)
         return
-    module = drawn(FieldLayerNorm(fields, scope, kind=kind, eps=0.1, num_groups=num_groups))
+    module = redrawn(FieldLayerNorm(fields, scope, kind=kind, eps=0.1, num_groups=num_groups))
     x = (1 + torch.randn(2, fields.size, 3, 2)).double().requires_grad_()
     over, start, expected = (1,) if scope == "position" else (1, 2, 3), 0, []
     for g in range(num_groups):

@@ -63,13 +63,6 @@ def test_wrong_type_is_refused():
         SiLU(3)
 
 
-def redrawn(module):
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_()
-    return module.double()
-
-
 def field(field_type):
     return spaces.random_field(field_type, *spaces.shape_of(field_type.gspace, 3))
 

@@ -9,8 +9,6 @@ import pytest
 import torch
 from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor, GroupPooling, InnerBatchNorm, R2Conv, ReLU, SequentialModule
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from escnn_attention import (
     AbsoluteEncoding,
@@ -39,7 +37,6 @@ from tests.spaces import (
     ALL,
     LARGE,
     PLANE,
-    field_types,
     grid_elements,
     grid_error,
     mixed,
@@ -480,32 +477,6 @@ class TestEquivariance:
                 continue
             assert turned_error(layer, x) < TOLERANCE
             assert grid_error(layer, x) < TOLERANCE
-
-    @settings(max_examples=20)
-    @given(st.data())
-    def test_anything(self, data):
-        space = ALL[data.draw(st.sampled_from(sorted(set(ALL) - {"octahedral", "octahedral on a point"})))]()
-        in_type, out_type = data.draw(field_types(space)), data.draw(field_types(space))
-        kernel_size = data.draw(st.sampled_from([None, 1, 3, 5])) if space.dimensionality else None
-        layer = GroupSelfAttention(
-            in_type,
-            out_type,
-            data.draw(st.integers(1, 3)),
-            kernel_size,
-            head_fields=data.draw(st.integers(4, 5)),
-            query=data.draw(st.sampled_from(["own", "all"])),
-            keys=data.draw(st.sampled_from(["all", "own"])),
-            encoding=data.draw(st.sampled_from(ENCODINGS)),
-            dilation=data.draw(st.integers(1, 2)) if kernel_size else 1,
-            bias=data.draw(st.booleans()),
-        ).double()
-        # Biases start at zero; any value must do.
-        for parameter in layer.parameters():
-            torch.nn.init.normal_(parameter)
-        shape = data.draw(st.lists(st.integers(1, 4), min_size=space.dimensionality, max_size=space.dimensionality))
-        x = random_field(in_type, *shape, batch=1)
-        assert turned_error(layer, x) < TOLERANCE
-        assert grid_error(layer, x) < TOLERANCE
 
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("encoding", ENCODINGS)

@@ -22,16 +22,10 @@ from escnn_attention import (
 )
 from escnn_attention.nn.pointwise import shortcut_of
 from tests import spaces
+from tests.layers import drawn
 
 norms = pytest.mark.parametrize("norm", ["gsa", "pre"])
 C4 = gspaces.rot2dOnR2(4)
-
-
-def drawn(module):
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module.double().eval()
 
 
 def silent_tail(block):

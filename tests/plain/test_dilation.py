@@ -12,7 +12,8 @@ from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
 from escnn_attention.nn.dilation import DilationLiftingSelfAttention, Scales
 from escnn_attention.plain.dilation import PerScale, ScalePooling, join_scales, scaled_window, split_scales
-from tests.nn.scales import drawn, group, lifting
+from tests.layers import drawn
+from tests.nn.scales import group, lifting
 from tests.spaces import PLANE, random_field
 
 
