@@ -89,15 +89,18 @@ class Case:
                 found += [drawn(*shape, of_type.gspace.dimensionality)] if len(shape) == 1 else []
         return [t.to(device, dtype) for t in found]
 
-    def output(self, module: nn.Module, *inputs: Tensor) -> Tensor:
-        """The output of the module for such tensors, with the other arguments in their precision, on their device."""
+    def output(self, module: nn.Module, *inputs: Tensor, run: nn.Module | None = None) -> Tensor:
+        """The output of the module for such tensors, with the other arguments in their precision, on their device.
+
+        It is that of ``run``, where this is given: what runs the module.
+        """
         like = inputs[0]
         if self.keys:
             sets = zip((module.in_type, module.key_type), self._of_sets(inputs), strict=True)
             inputs = tuple(GeometricTensor(x, of_type, *coords) for of_type, (x, *coords) in sets)
         elif not isinstance(module, models.HamiltonianNetwork):
             inputs = (GeometricTensor(inputs[0], module.in_type, *inputs[1:]),)
-        out = module(*inputs, **self.named(like))
+        out = (run or module)(*inputs, **self.named(like))
         return out.tensor if isinstance(out, GeometricTensor) else out
 
     def exported(self, plain: nn.Module, *inputs: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -57,6 +57,8 @@ def constant_tables(make: Callable[..., _T]) -> Callable[..., _T]:
             if (known := _tables.get(key)) is not None:
                 _tables.move_to_end(key)
         tables: _T = _make_apart(key) if known is None else known[0]
+        if _recording is not None:
+            _recording.found.append((arguments, tables))
         return _as_in_mode(tables) if is_in_torch_dispatch_mode() else tables
 
     return find
@@ -82,6 +84,49 @@ def _as_in_mode(tables: _T) -> _T:
         if isinstance(mode, FakeTensorMode) and not mode.allow_non_fake_inputs:
             return tree_map_only(Tensor, mode.from_tensor, tables)
     return tables
+
+
+class Recording:
+    """What passes find that was made before, whose memory a CUDA graph of them reads, and so has to hold.
+
+    Args:
+        inputs: tensors whose numbers change from replay to replay: nothing that is made of them is remembered, and
+            they are not checked. None where passes run without a graph.
+
+    Attributes:
+        found: the arguments and the results.
+    """
+
+    def __init__(self, inputs: Iterable[Tensor] | None = None):
+        self.in_graph, self._changing = inputs is not None, frozenset(map(id, inputs or ()))
+        self.found: list[tuple[tuple[Any, ...], Any]] = []
+
+    def __enter__(self) -> Recording:
+        global _recording
+        self._outer, _recording = _recording, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        global _recording
+        _recording = self._outer
+
+    def indices_among(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Which of these tensors of integers something was made of."""
+        asked = {id(a) for arguments, _ in self.found for a in arguments}
+        return [i for i, t in enumerate(tensors) if id(t) in asked and not t.is_floating_point()]
+
+    def changes(self, arguments: tuple[Any, ...]) -> bool:
+        """Whether any of the arguments has other numbers in another replay."""
+        return any(id(a) in self._changing for a in arguments)
+
+
+# Of the process: the backward pass has threads of its own.
+_recording: Recording | None = None
+
+
+def in_graph() -> bool:
+    """Whether a CUDA graph is recorded, which cannot wait for numbers, or gets warm."""
+    return _recording is not None and _recording.in_graph
 
 
 _found: ContextVar[dict[Any, Any] | None] = ContextVar("found", default=None)
@@ -114,7 +159,16 @@ def kept(make: Callable[..., _T], *arguments: Any) -> _T:
     view of one, or they would live for good.
     """
     look_up: Callable[..., _T] = _outside(_look_up_kept) if torch.compiler.is_compiling() else _look_up_kept
-    return look_up(make, *arguments)
+    result = look_up(make, *arguments)
+    if _recording is not None:
+        _recording.found.append((arguments, result))
+    return result
+
+
+def checked(check: Callable[..., None], *arguments: Any) -> None:
+    """Check arguments, unless they were :func:`kept`; not in a CUDA graph, which cannot tell anybody."""
+    if _recording is None or not _recording.in_graph:
+        (_outside(_look_up_kept) if torch.compiler.is_compiling() else _look_up_kept)(check, *arguments)
 
 
 def _outside(look_up: Callable[..., _T]) -> Callable[..., _T]:
@@ -147,7 +201,8 @@ _MOST_KEPT = 64
 
 
 def _look_up_kept(make: Callable[..., _T], *arguments: Any) -> _T:
-    if exporting() or (is_in_torch_dispatch_mode() and torch._guards.detect_fake_mode() is not None):
+    changes = _recording is not None and _recording.changes(arguments)
+    if changes or exporting() or (is_in_torch_dispatch_mode() and torch._guards.detect_fake_mode() is not None):
         return _look_up(make, *arguments)
     tensors: list[Tensor] = []
     state: list[Any] = []
@@ -173,7 +228,7 @@ def _look_up_kept(make: Callable[..., _T], *arguments: Any) -> _T:
     result = _look_up(make, *arguments)
     # What is made in inference mode is of no use to training.
     if tensors and not torch.is_inference_mode_enabled():
-        _of_tensors[key] = state, [weakref.ref(t, lambda _: _of_tensors.pop(key, None)) for t in tensors], result
+        _of_tensors[key] = state, [weakref.ref(t, lambda _, of=_of_tensors: of.pop(key, None)) for t in tensors], result
         if len(_of_tensors) > _MOST_KEPT:
             _of_tensors.pop(next(iter(_of_tensors)), None)
     return result

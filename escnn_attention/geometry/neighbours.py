@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from scipy.spatial import cKDTree
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from escnn_attention.geometry.cache import constant_tables
+from escnn_attention.geometry.cache import constant_tables, in_graph, kept
 
 
 class Chunk(NamedTuple):
@@ -84,7 +85,7 @@ class Lists(Neighbours):
         # The longest lists first, so that those of a chunk are about as long.
         degree, order = self._degree.sort(descending=True, stable=True)
         start = (self._degree.cumsum(0) - self._degree)[order]
-        lengths = _array_of("edge_index", degree[: int((degree > 0).sum())]).tolist()
+        lengths = array_of("edge_index", degree[: int((degree > 0).sum())]).tolist()
         out = []
         for i, j in _cuts(lengths, [1] * len(lengths), limit):
             lists = (start[i:j], degree[i:j], lengths[i])
@@ -103,11 +104,14 @@ class WholeClouds(Neighbours):
         self._start = (counts.cumsum(0) - counts)[clouds]
         in_order = (cloud[1:] >= cloud[:-1]).all()
         # A GPU is waited for once.
-        *numbers, last = _array_of(
-            "batch", torch.cat([self._counts, self._start, in_order.to(counts).view(1)])
-        ).tolist()
+        *numbers, last = array_of("batch", torch.cat([self._counts, self._start, in_order.to(counts).view(1)])).tolist()
         self.sizes, self._starts = numbers[: len(counts)], numbers[len(counts) :]
         self._in_order = bool(last)
+
+    @property
+    def most_keys(self) -> int:
+        """The largest number of keys that a query sees."""
+        return max(self.sizes, default=0)
 
     @classmethod
     def single(cls, num_points: int, device: torch.device) -> WholeClouds:
@@ -158,8 +162,39 @@ class WholeClouds(Neighbours):
         return out
 
 
+class Nearest(Neighbours):
+    """So many keys ``(N, K)`` of every query, the nearest first; -1 at the end fills up, if ``padded``."""
+
+    def __init__(self, keys: Tensor, padded: bool):
+        self._keys, self._padded = keys, padded
+
+    def _chunks(self, limit: int) -> list[Chunk]:
+        number, width = self._keys.shape
+        queries = torch.arange(number, device=self._keys.device).unsqueeze(1)
+        size = max(1, limit // max(1, width))
+        chunks = zip(queries.split(size), self._keys.split(size), strict=True)
+        return [Chunk(*of_chunk, self._padded) for of_chunk in chunks]
+
+
 class CloudPairs(Neighbours):
     """Every point sees all points of another cloud, that of the same number, in any order; below zero is none."""
+
+    @classmethod
+    def of(
+        cls, queries: Tensor | None, num_queries: int, keys: Tensor | None, num_keys: int, device: torch.device
+    ) -> CloudPairs:
+        """The pairs of clouds of so many queries and keys, by their numbers; None for a single cloud."""
+        sets, numbers = (queries, keys), (num_queries, num_keys)
+        if queries is not None or keys is not None:
+            given = zip(sets, numbers, strict=True)
+            return cls(*(torch.zeros(n, dtype=torch.long, device=device) if t is None else t for t, n in given))
+        one = cls.__new__(cls)
+        # No GPU has to be waited for the sizes.
+        one._order = [torch.arange(n, device=device) for n in numbers]
+        one._starts = torch.zeros(2, 1, dtype=torch.long, device=device)
+        one._counts = torch.stack([torch.full((1,), n, device=device) for n in numbers])
+        one._clouds, one._sizes = one._starts[0], [[*numbers]] if all(numbers) else []
+        return one
 
     def __init__(self, queries: Tensor, keys: Tensor):
         names, number = torch.cat([queries, keys]).unique(return_inverse=True)
@@ -173,10 +208,15 @@ class CloudPairs(Neighbours):
         both = where((counts[0] > 0) & (counts[1] > 0) & there)
         # The largest first, so that those of a chunk are about as large.
         self._clouds = both[self._counts[1, both].argsort(descending=True, stable=True)]
+        self._sizes = array_of("batch", self._counts[:, self._clouds].T.contiguous()).tolist()
+
+    @property
+    def most_keys(self) -> int:
+        """The largest number of keys that a query sees."""
+        return max((keys for _, keys in self._sizes), default=0)
 
     def _chunks(self, limit: int) -> list[Chunk]:
-        sizes = _array_of("batch", self._counts[:, self._clouds].T.contiguous()).tolist()
-        out, i = [], 0
+        sizes, out, i = self._sizes, [], 0
         while i < len(sizes):
             j, (queries, keys) = i + 1, sizes[i]
             pairs = queries * keys
@@ -253,23 +293,23 @@ class Neighbourhood:
     def __call__(self, coords: Tensor, batch: Tensor | None = None) -> Neighbours:
         """The neighbours of every point ``(N, d)`` in its cloud, by the number of the cloud of each, in any order."""
         x = numbers_of("coords", coords)
-        cloud = torch.zeros(len(x), dtype=torch.long, device=x.device) if batch is None else batch
-        if self.is_global:
-            return WholeClouds(cloud)
-        by_tree = x.device.type == "cpu" and self.metric is None
-        edges = self._by_tree(x, cloud) if by_tree else self._by_distances(x, cloud)
-        return Lists(edges, len(x))
+        if self._by_tree_on(x):
+            cloud = torch.zeros(len(x), dtype=torch.long, device=x.device) if batch is None else batch
+            return Lists(self._by_tree(x, cloud), len(x))
+        clouds = WholeClouds.single(len(x), x.device) if batch is None else kept(WholeClouds, batch)
+        return clouds if self.is_global else self._by_distances(x, clouds)
+
+    def _by_tree_on(self, x: Tensor) -> bool:
+        """Whether neighbours among these points are searched by a tree."""
+        return x.device.type == "cpu" and self.metric is None and not self.is_global
 
     def between(
         self, queries: Tensor, query_batch: Tensor | None, keys: Tensor, key_batch: Tensor | None
     ) -> Neighbours:
         """The neighbours of points ``(N, d)`` among the points ``(N', d)`` of clouds of the same number."""
         x, y = (numbers_of("coords", t) for t in (queries, keys))
-        batches = ((query_batch, x), (key_batch, y))
-        clouds = [t.new_zeros(len(t), dtype=torch.long) if batch is None else batch for batch, t in batches]
-        if self.is_global:
-            return CloudPairs(*clouds)
-        return Lists(self._by_distances(x, clouds[0], y, clouds[1]), len(x), len(y))
+        clouds = kept(CloudPairs.of, query_batch, len(x), key_batch, len(y), x.device)
+        return clouds if self.is_global else self._by_distances(x, clouds, y)
 
     def precise(self, x: Tensor) -> Tensor:
         """Coordinates as distances take them: double, but for metrics, as ONNX has no angles in double."""
@@ -289,7 +329,7 @@ class Neighbourhood:
     def _by_tree(self, x: Tensor, cloud: Tensor) -> Tensor:
         if not len(x):
             return cloud.new_zeros(2, 0)
-        points = _array_of("coords", x.double())
+        points = array_of("coords", x.double())
         box = None
         if self.period is not None:
             sides = np.array(self.period)
@@ -297,7 +337,7 @@ class Neighbourhood:
             points = np.where((points < 0) | (points >= sides), 0.0, points)  # whatever rounding says
             box = np.append(sides, 0.0)  # none along the axis of the clouds
         extent = float(np.ptp(points, axis=0).max(initial=0.0)) * max(1, points.shape[1]) ** 0.5
-        clouds = _array_of("batch", cloud.unique(return_inverse=True)[1])
+        clouds = array_of("batch", cloud.unique(return_inverse=True)[1])
         # Clouds side by side along one more axis, so far apart that all points of a cloud are nearer than any other.
         apart = 2 * max(extent, self.radius or 0.0, 1.0)
         points = np.concatenate([points, apart * clouds[:, None]], axis=1)
@@ -320,38 +360,39 @@ class Neighbourhood:
         keys[absent, 0] = queries[absent, 0]
         return torch.stack([keys[found], queries[found]])
 
-    def _by_distances(
-        self, x: Tensor, cloud: Tensor, y: Tensor | None = None, key_cloud: Tensor | None = None
-    ) -> Tensor:
-        """The edges between points ``(N, d)``, or from points ``(N', d)`` of other clouds to them."""
-        among = y is None or key_cloud is None
-        others, key_cloud = (x, cloud) if y is None or key_cloud is None else (y, key_cloud)
-        if not len(x) or not len(others):
-            return cloud.new_zeros(2, 0)
-        x, others = self.precise(x), self.precise(others)
-        bound = torch.finfo(x.dtype).max if self.radius is None else self.radius * self.radius
-        numbers = torch.cat([cloud, key_cloud]).unique(return_inverse=True)[1]
-        cloud, key_cloud = numbers.split([len(x), len(others)])
-        asking, order = cloud.argsort(stable=True), key_cloud.argsort(stable=True)
-        sizes = torch.bincount(key_cloud, minlength=int(numbers.max()) + 1)
-        # For every query where its cloud starts among the keys, and how many points it has.
-        start, counts = (t[cloud[asking]] for t in (sizes.cumsum(0) - sizes, sizes))
-        edges = []
-        # All distances of a few queries at a time, to the points of their clouds.
-        size = max(1, _DISTANCES // max(1, int(counts.max())))
-        for queries, first, number in zip(asking.split(size), start.split(size), counts.split(size), strict=True):
-            keys = _rows(order, first, number, max(1, int(number.max())))
-            there = keys >= 0
-            square = self.squares(x[queries][:, None], others[keys]).masked_fill(~there, torch.inf)
+    def _by_distances(self, x: Tensor, clouds: WholeClouds | CloudPairs, y: Tensor | None = None) -> Neighbours:
+        """The neighbours of points ``(N, d)`` in their ``clouds``, among themselves or the keys ``(N', d)``.
+
+        For a number of neighbours, and in CUDA graphs, nothing is read on the host but the sizes of clouds.
+        """
+        among, few = y is None, self.num_neighbours
+        if few is None and in_graph():
+            few = clouds.most_keys
+        queries, others = self.precise(x), self.precise(x if y is None else y)
+        bound = torch.finfo(queries.dtype).max if self.radius is None else self.radius * self.radius
+        edges, rows = [torch.zeros(2, 0, dtype=torch.long, device=x.device)], []
+        for some in clouds.chunks(_DISTANCES):
+            asking, keys = some.queries.unsqueeze(2), some.keys.unsqueeze(1)
+            square = self.squares(queries[asking], others[keys]).masked_fill(keys < 0, torch.inf)
             if among:
                 # A point is the nearest to itself, also where others lie at the same place.
-                square = square.masked_fill(keys == queries[:, None], -1.0)
-            if self.num_neighbours is not None and self.num_neighbours < keys.shape[1]:
-                square, nearest = square.topk(self.num_neighbours, largest=False)
-                keys = keys.gather(1, nearest)
-            found = square <= bound
-            edges.append(torch.stack([keys[found], queries[:, None].expand_as(keys)[found]]))
-        return torch.cat(edges, dim=1)
+                square = square.masked_fill(asking == keys, -1.0)
+            keys = keys.expand_as(square)
+            if few is not None:
+                square, nearest = square.topk(min(few, keys.shape[2]), largest=False)
+                keys = keys.gather(2, nearest).where(square <= bound, -1)
+                rows.append((some.queries.flatten(), F.pad(keys.flatten(0, 1), (0, few - keys.shape[2]), value=-1)))
+            else:
+                found = (square <= bound) & (asking >= 0)
+                edges.append(torch.stack([keys[found], asking.expand_as(keys)[found]]))
+        if few is None or not rows:
+            return Lists(torch.cat(edges, dim=1), len(x), len(others))
+        table = torch.full((len(x) + 1, few), -1, device=x.device)
+        for asking, keys in rows:
+            # One row more is for queries that fill up.
+            table = table.index_copy(0, torch.where(asking < 0, len(x), asking), keys)
+        complete = self.radius is None and isinstance(clouds, WholeClouds) and clouds.sizes[-1] >= few
+        return Nearest(table[:-1], padded=not complete)
 
 
 # The distances that are worked out at once on a GPU.
@@ -401,11 +442,12 @@ def numbers_if_one(values: Tensor) -> Tensor | None:
     return values
 
 
-def _array_of(name: str, values: Tensor) -> np.ndarray:
+def array_of(name: str, values: Tensor) -> np.ndarray:
     """The result of :func:`numbers_of` as an array on the CPU."""
     numbers = numbers_of(name, values)
     with torch._C._DisableFuncTorch():  # within a transform PyTorch would wrap what it reads
-        return numbers.cpu().numpy()
+        # A copy where it is on the host, too, so that tests of what is read see it.
+        return numbers.to("cpu", copy=True).numpy()
 
 
 def _in_order(cloud: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,7 @@ class Points:
         self.whole = edge_index is None and rule.radius is rule.num_neighbours is None
         self._places, self._rule = places, rule
         in_tables = edge_attr is not None and edge_index is None
-        self._ranks = cached(ranks, batch, None, places) if in_tables else None
+        self._ranks = kept(ranks, batch, None, self.number, places.device) if in_tables else None
 
     @property
     def mean_size(self) -> float:
@@ -53,7 +53,7 @@ class Points:
         if self.edge_index is not None:
             return kept(Lists, self.edge_index, self.number, keys.number, self.edge_attr is not None)
         if keys is not self:
-            return cached(Neighbourhood.between, self._rule, self._places, self.batch, keys._places, keys.batch)
+            return kept(Neighbourhood.between, self._rule, self._places, self.batch, keys._places, keys.batch)
         if self.whole:
             return self.clouds()
         # The rule of another layer may be equal.
@@ -91,16 +91,16 @@ class Points:
         return pair_rows(some.queries, some.keys, self.batch, self._ranks, self.edge_attr.shape[1])
 
 
-def ranks(batch: Tensor | None, mask: Tensor | None, coords: Tensor) -> Tensor:
-    """``(N,)``, how many points of its own cloud, those that a mask hides left out, are before each point."""
-    places = torch.arange(coords.shape[0], device=coords.device)
+def ranks(batch: Tensor | None, mask: Tensor | None, number: int, device: torch.device) -> Tensor:
+    """``(N,)``, how many points of its own cloud, those that a mask hides left out, are before each of N points."""
+    places = torch.arange(number, device=device)
     if batch is None and mask is None:
         return places
     cloud = torch.zeros_like(places) if batch is None else batch
     if mask is not None:
         cloud = torch.where(mask, cloud, cloud.max() + 1)
     # All different, as ONNX has no stable sort.
-    order = (cloud * coords.shape[0] + places).argsort()
+    order = (cloud * number + places).argsort()
     among, first = stretches(cloud.index_select(0, order))
     return torch.empty_like(places).index_copy(0, order, places - first.index_select(0, among))
 
@@ -109,7 +109,7 @@ def pair_rows(queries: Tensor, keys: Tensor, batch: Tensor | None, rank: Tensor,
     """The rows ``(G, A, K)`` of pairs in a table ``(B, n, n, ...)`` of clouds; -1 where either fills up.
 
     >>> batch, keys = torch.tensor([0, 1, 1]), torch.tensor([[1, 2, -1]])
-    >>> pair_rows(keys[:, :2], keys, batch, ranks(batch, None, torch.zeros(3, 2)), 2).tolist()
+    >>> pair_rows(keys[:, :2], keys, batch, ranks(batch, None, 3, batch.device), 2).tolist()
     [[[4, 5, -1], [6, 7, -1]]]
     """
     row = rank if batch is None else batch * size + rank
@@ -120,12 +120,12 @@ def pair_rows(queries: Tensor, keys: Tensor, batch: Tensor | None, rank: Tensor,
 def features_of_shown(edge_attr: Tensor, mask: Tensor, edge_index: Tensor | None, batch: Tensor | None) -> Tensor:
     """The features of edges that a mask ``(N,)`` shows; or tables that begin with the points that are there."""
     if edge_index is not None:
-        return edge_attr.index_select(0, where(mask[edge_index].all(0)))
+        return edge_attr.index_select(0, kept(_edges_shown, edge_index, mask))
     clouds, size = edge_attr.shape[:2]
     cloud = torch.zeros_like(mask, dtype=torch.long) if batch is None else batch
     # One place more is for the points that are hidden.
-    target = torch.where(mask, cloud * size + ranks(batch, mask, mask), clouds * size)
-    source = ranks(batch, None, mask)
+    target = torch.where(mask, cloud * size + kept(ranks, batch, mask, *mask.shape, mask.device), clouds * size)
+    source = kept(ranks, batch, None, *mask.shape, mask.device)
     place = source.new_zeros(clouds * size + 1).scatter(0, target, source)[:-1].view(clouds, size)
     there = mask.new_zeros(clouds * size + 1).scatter(0, target, mask)[:-1].view(clouds, size)
     first = torch.arange(clouds, device=mask.device).view(-1, 1, 1) * size
@@ -156,7 +156,12 @@ def among(there: Tensor, mask: Tensor, edges: Tensor | None) -> Tensor | None:
     if edges is None:
         return None
     place = edges.new_zeros(mask.shape[0]).index_copy(0, there, torch.arange(there.shape[0], device=there.device))
-    return place[edges.index_select(1, where(mask[edges].all(0)))]
+    return place[edges.index_select(1, _edges_shown(edges, mask))]
+
+
+def _edges_shown(edges: Tensor, mask: Tensor) -> Tensor:
+    """The edges ``(2, E)`` between points that a mask shows."""
+    return where(mask[edges].all(0))
 
 
 def _only_shown(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor) -> Tensor:
@@ -166,7 +171,7 @@ def _only_shown(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor) -> Ten
     condition = None if condition is None else torch.where(mask[:, None], condition, 0.0)
     edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, edges, batch)
     if edges is not None:
-        edges = edges.index_select(1, where(mask[edges].all(0)))
+        edges = edges.index_select(1, _edges_shown(edges, mask))
     batch = torch.where(mask, 0 if batch is None else batch, -1)
     measure = None if measure is None else torch.where(mask, measure, 1.0)
     y = layer(x, Cloud(coords, edges, batch, measure, edge_attr, condition))
@@ -175,11 +180,12 @@ def _only_shown(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor) -> Ten
 
 @in_programs(_only_shown)
 def _of_those_there(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor) -> Tensor:
-    there = where(mask)
-    edges, edge_attr = among(there, mask, cloud.edge_index), cloud.edge_attr
+    # What a mask makes of numbers of points is the same in all layers.
+    there = kept(where, mask)
+    edges, edge_attr = kept(among, there, mask, cloud.edge_index), cloud.edge_attr
     edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, cloud.edge_index, cloud.batch)
-    others = (cloud.batch, cloud.measure, cloud.condition)
-    batch, measure, condition = (None if t is None else t[there] for t in others)
+    batch = None if cloud.batch is None else kept(torch.index_select, cloud.batch, 0, there)
+    measure, condition = (None if t is None else t[there] for t in (cloud.measure, cloud.condition))
     y = layer(x[there], Cloud(cloud.coords[there], edges, batch, measure, edge_attr, condition))
     return y.new_zeros(mask.shape[0], *y.shape[1:]).index_copy(0, there, y)
 

@@ -11,7 +11,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention.exporting.modules import exported_parts
-from escnn_attention.geometry.cache import kept, shared_geometry
+from escnn_attention.geometry.cache import checked, shared_geometry
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import check_points
 from escnn_attention.nn.point_module import check_cloud
@@ -83,7 +83,7 @@ class CloudNetwork(PretrainedMixin, PointNetwork):
         return PointNetwork.forward(self, x.tensor, x.coords, edge_index, batch, mask, measure, edge_attr)
 
     def _check_clouds(self, coords: Tensor, *arguments: Tensor | None) -> None:
-        kept(check_cloud, coords, *arguments)
+        checked(check_cloud, coords, *arguments)
 
     def _at_points(self, module: torch.nn.Module, x: Tensor, coords: Tensor) -> Tensor:
         y: GeometricTensor = module(GeometricTensor(x, cast(EquivariantModule, module).in_type, coords))

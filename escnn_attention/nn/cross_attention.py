@@ -18,9 +18,9 @@ from typing_extensions import Unpack
 from escnn_attention._checks import check_bool, check_length
 from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS, KeyMode, QueryMode
-from escnn_attention.geometry.cache import kept
+from escnn_attention.geometry.cache import checked, kept
 from escnn_attention.geometry.lattice import longest_square
-from escnn_attention.geometry.neighbours import Neighbourhood, largest_step, numbers_of
+from escnn_attention.geometry.neighbours import Neighbourhood, largest_step
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.fibers import Fibers, fibers
@@ -50,7 +50,7 @@ from escnn_attention.nn.self_attention import (
     sees_scalars,
     tables_of,
 )
-from escnn_attention.plain.cross_attention import MOST_STEPS, CrossAttention, Places, Projections
+from escnn_attention.plain.cross_attention import MOST_STEPS, CrossAttention, Places, Projections, number_of_clouds
 from escnn_attention.plain.projections import AttentionMode
 
 
@@ -401,8 +401,8 @@ class GroupCrossAttention(GridModule):
                 _check_no_batch((batch,), name)
                 continue
             coords = x.coords if hidden is None else x.coords.masked_fill(hidden.unsqueeze(1), 0.0)
-            kept(check_cloud, coords, None, batch)
-            number = 1 if batch is None else int(numbers_of(f"{name}_batch", batch).max()) + 1
+            checked(check_cloud, coords, None, batch)
+            number = 1 if batch is None else kept(number_of_clouds, batch)
             if images and number > min(images):
                 raise ValueError(f"{name}_batch: got clouds up to number {number - 1}, needed {min(images)}, as images")
             if batch is None and images and min(images) > 1:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from escnn_attention._checks import check_int
+from escnn_attention.geometry.cache import Recording, kept
+from escnn_attention.geometry.neighbours import array_of
 
 _Memory = list[tuple[int, torch.dtype, bool]]
 
@@ -25,8 +28,9 @@ class CudaGraphs(nn.Module):
     them does not run.
 
     One graph is recorded for each combination of shapes, data types and modes (training or evaluation, gradients,
-    autocast) when it is met for the second time, so that a smaller last batch costs nothing. The network runs without a
-    graph
+    autocast) when it is met for the second time, so that a smaller last batch costs nothing. A graph of a network on
+    point clouds is one of their sizes, too: of the numbers in ``batch``, ``edge_index`` and ``mask``. These are read
+    once for each tensor, and the device is waited for. The network runs without a graph
 
     - on tensors that are not on a CUDA device,
     - in evaluation without ``torch.no_grad()``,
@@ -38,14 +42,15 @@ class CudaGraphs(nn.Module):
 
     Args:
         network: a module that takes and returns tensors, GeometricTensors, or lists, tuples and dictionaries of these.
-            Hooks and Python code run while a graph is recorded, not when it is replayed.
+            Hooks, checks of numbers, and Python code run while a graph is recorded, not when it is replayed.
         max_graphs: how many graphs are kept at most.
 
     Raises:
         ValueError: ``max_graphs`` is not positive.
-        RuntimeError: when called, if the network reads numbers from the device (point clouds do, for their sizes), or
-            draws random numbers on the CPU (samples of a continuous group that are transformed at random do), which a
-            graph would repeat; in the backward pass, if its graph was replayed again in between.
+        RuntimeError: when called, if the network reads numbers from the device (as many neighbours as there are within
+            a radius do, unless ``num_neighbours`` bounds them), or draws random numbers on the CPU (samples of a
+            continuous group that are transformed at random do), which a graph would repeat; in the backward pass, if
+            its graph was replayed again in between.
 
     Example:
         >>> import torch
@@ -66,21 +71,18 @@ class CudaGraphs(nn.Module):
         self.network = network
         self.max_graphs = check_int("max_graphs", max_graphs)
         self._met: dict[Any, _Memory] = {}
+        self._indices: dict[Any, list[int]] = {}
         self._graphs: dict[Any, tuple[_Memory, _Graph]] = {}
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the network, from a graph where there is one."""
-        leaves, tree = tree_flatten(inputs)
-        graph = self._graph_of(leaves, tree)
-        return self.network(*inputs) if graph is None else graph(_tensors_of(leaves))
-
-    def _graph_of(self, leaves: list[Any], tree: TreeSpec) -> _Graph | None:
-        """The graph for these inputs, recorded if need be; None where the network runs without one."""
+        leaves, tree = tree_flatten((inputs, named))
         tensors = _tensors_of(leaves)
         if not tensors or not all(_is_on_cuda(t) for t in tensors) or torch.compiler.is_compiling():
-            return None
+            return self.network(*inputs, **named)
         if torch.is_grad_enabled() and not self.network.training:
-            return None  # escnn's convolutions keep filters then, which have gradients once only.
+            # escnn's convolutions keep filters then, which have gradients once only.
+            return self.network(*inputs, **named)
         device, (training, memory) = tensors[0].device.type, _state_of(self.network)
         key = (
             tuple((t.shape, t.dtype, t.device, t.requires_grad) for t in tensors),
@@ -88,18 +90,50 @@ class CudaGraphs(nn.Module):
             torch.is_grad_enabled(),
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
         )
+        if key in self._indices:
+            graph = self._graph_of(key, memory, leaves, tree)
+            return self.network(*inputs, **named) if graph is None else graph(tensors)
+        with Recording() as notes:
+            output = self.network(*inputs, **named)
+        self._indices[key] = notes.indices_among(tensors)
+        self._meet(self._with_numbers(key, tensors), memory)
+        return output
+
+    def _with_numbers(self, key: Any, tensors: list[Tensor]) -> Any:
+        """A key, and the numbers of points and clouds by which networks choose their operations."""
+        return key, tuple(kept(_digest, tensors[i]) for i in self._indices[key])
+
+    def _meet(self, key: Any, memory: _Memory) -> None:
+        """Note that a combination was met; the oldest of many are forgotten."""
+        self._met.pop(key, None)
+        self._met[key] = memory
+        if len(self._met) > _MOST_MET:
+            self._met.pop(next(iter(self._met)))
+
+    def _graph_of(self, key: Any, memory: _Memory, leaves: list[Any], tree: TreeSpec) -> _Graph | None:
+        """The graph for these inputs, recorded if need be; None where the network runs without one."""
+        indices, key = self._indices[key], self._with_numbers(key, _tensors_of(leaves))
         found = self._graphs.get(key)
         if found is not None and found[0] != memory:
             del self._graphs[key]
             found = None
         if found is None and self._met.get(key) == memory and len(self._graphs) < self.max_graphs:
-            found = self._graphs[key] = (memory, _record(self.network, leaves, tree))
-        self._met[key] = memory
+            found = self._graphs[key] = (memory, _record(self.network, leaves, tree, indices))
+        self._meet(key, memory)
         return None if found is None or found[1].is_pending or not found[1].passes.takes(leaves, tree) else found[1]
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs belong to this process and to the memory of this copy.
-        return self.__dict__ | {"_met": {}, "_graphs": {}}
+        return self.__dict__ | {"_met": {}, "_indices": {}, "_graphs": {}}
+
+
+_MOST_MET = 64
+"""How many combinations are remembered that were met once."""
+
+
+def _digest(indices: Tensor) -> bytes:
+    """A number of 256 bits for those of a tensor, which are read."""
+    return hashlib.blake2b(array_of("input", indices).tobytes(), digest_size=32).digest()
 
 
 def _state_of(network: nn.Module) -> tuple[tuple[bool, ...], _Memory]:
@@ -136,7 +170,10 @@ def _with_tensors(leaves: list[Any], tensors: Iterable[Tensor]) -> list[Any]:
 class HostReads(TorchDispatchMode):
     """Notes, by their addresses, tensors on a GPU whose numbers the host reads, for which it waits."""
 
-    _OPERATIONS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_dim")
+    _OPERATIONS = (
+        *("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero"),
+        *("_unique2", "unique_dim", "unique_consecutive", "bincount"),
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,15 +190,19 @@ class HostReads(TorchDispatchMode):
         masked = name.startswith("index") and any(
             isinstance(i, Tensor) and i.dtype == torch.bool for i in (args[1] if isinstance(args[1], list) else [])
         )
-        if (masked or name in self._OPERATIONS) and self.waits_for(args[0]):
+        copied = name == "_to_copy" and (kwargs or {}).get("device") == torch.device("cpu")
+        if (masked or copied or name in self._OPERATIONS) and self.waits_for(args[0]):
             self.places.add(args[0].untyped_storage().data_ptr())
         return function(*args, **(kwargs or {}))
 
 
 class _Passes:
-    """The passes of a network as functions of tensors that stay where they are in memory: copies of some inputs."""
+    """The passes of a network as functions of tensors that stay where they are in memory: copies of some inputs.
 
-    def __init__(self, network: nn.Module, leaves: list[Any], tree: TreeSpec):
+    Those with the numbers ``indices`` have the same numbers in every replay.
+    """
+
+    def __init__(self, network: nn.Module, leaves: list[Any], tree: TreeSpec, indices: Sequence[int] = ()):
         self._network, self._tree = network, tree
         self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in _tensors_of(leaves)]
         self._leaves = _with_tensors(leaves, self.inputs)
@@ -172,6 +213,14 @@ class _Passes:
         self.outputs: list[Tensor] = []
         self.grad_outputs: list[Tensor] = []
         self.grads: list[Tensor | None] = []
+        self._recording = Recording([t for i, t in enumerate(self.inputs) if i not in indices])
+        self._indices = indices
+
+    def fill(self, tensors: Sequence[Tensor]) -> None:
+        """Copy other inputs into the places of these."""
+        for i, (inside, outside) in enumerate(zip(self.inputs, tensors, strict=True)):
+            if i not in self._indices:
+                inside.detach().copy_(outside)
 
     def takes(self, leaves: list[Any], tree: TreeSpec) -> bool:
         """Whether inputs whose tensors have the same shapes are of the same types, and alike otherwise."""
@@ -182,7 +231,8 @@ class _Passes:
     def forward(self) -> None:
         """Run the network on the inputs, which fills ``outputs``."""
         inputs = tree_unflatten(self._leaves, self._tree)
-        self._output = tree_flatten(functional_call(self._network, self._own, inputs))
+        with self._recording:
+            self._output = tree_flatten(functional_call(self._network, self._own, *inputs))
         self.outputs = _tensors_of(self._output[0])
         self.grad_outputs = [torch.empty_like(t) for t in self.outputs if t.requires_grad]
 
@@ -195,7 +245,8 @@ class _Passes:
         """Differentiate the outputs, which fills ``grads`` from ``grad_outputs``."""
         outputs = [t for t in self.outputs if t.requires_grad]
         wanted = [t for t in self.differentiated if t.requires_grad]
-        found = iter(torch.autograd.grad(outputs, wanted, self.grad_outputs, allow_unused=True))
+        with self._recording:
+            found = iter(torch.autograd.grad(outputs, wanted, self.grad_outputs, allow_unused=True))
         self.grads = [next(found) if t.requires_grad else None for t in self.differentiated]
 
     def warm_up(self) -> None:
@@ -203,6 +254,7 @@ class _Passes:
 
         Integers of the network that Python reads get copies on the host, such as the ends of slices of escnn's modules.
         """
+        self.forward()
         with HostReads() as reads:
             self.forward()
         integers = {
@@ -229,11 +281,13 @@ class _Passes:
         return bool(self.grad_outputs)
 
 
-def _record(network: nn.Module, leaves: list[Any], tree: TreeSpec) -> _Graph:
+def _record(network: nn.Module, leaves: list[Any], tree: TreeSpec, indices: Sequence[int]) -> _Graph:
     """Record the passes of a network."""
-    passes = _Passes(network, leaves, tree)
     buffers, host = [b.clone() for b in network.buffers()], torch.get_rng_state()
-    with _as_in_a_graph(passes.inputs[0].device):
+    # Nothing is remembered in inference mode.
+    differentiable, device = torch.is_grad_enabled(), _tensors_of(leaves)[0].device
+    with torch.inference_mode(False), torch.set_grad_enabled(differentiable), _as_in_a_graph(device):
+        passes = _Passes(network, leaves, tree, indices)
         graph = _Graph(passes, list(network.parameters()), *_capture(passes))
     if not torch.equal(host, torch.get_rng_state()):
         raise RuntimeError(
@@ -315,8 +369,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, graph: _Graph, number: int, *leaves: Tensor) -> tuple[Tensor, ...]:
         passes = graph.passes
-        for inside, outside in zip(passes.inputs, leaves[:number], strict=True):
-            inside.detach().copy_(outside)
+        passes.fill(leaves[:number])
         graph.forward.replay()
         ctx.graph = graph
         if passes.have_gradients:

@@ -11,7 +11,7 @@ from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention._checks import check_int, check_option
-from escnn_attention.geometry.cache import kept
+from escnn_attention.geometry.cache import checked
 from escnn_attention.groups.fibers import columns_of, fibers, frames
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import check_input, check_mask, check_points, check_shape, check_type
@@ -152,7 +152,7 @@ class PointAttentionPool(torch.nn.Module):
             x, batch, mask, measure: as in :meth:`PointSelfAttention.forward`.
         """
         x = check_points(x, self.in_type, self)
-        kept(check_cloud, x.coords, None, batch, mask, measure)
+        checked(check_cloud, x.coords, None, batch, mask, measure)
         y: Tensor = self.plain(x.tensor, x.coords, batch, mask, measure)
         return y
 

@@ -8,7 +8,7 @@ from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int, check_unused
-from escnn_attention.geometry.cache import kept
+from escnn_attention.geometry.cache import checked
 from escnn_attention.geometry.neighbours import numbers_of
 from escnn_attention.groups.fibers import columns_of
 from escnn_attention.groups.lie_algebra import represented
@@ -101,7 +101,7 @@ class PointLift(torch.nn.Module):
             the lifted points, and edges, batch, mask and measure of them: None where there were none.
         """
         x = check_points(x, self.in_type, self)
-        kept(check_cloud, x.coords, edge_index, batch, mask, measure)
+        checked(check_cloud, x.coords, edge_index, batch, mask, measure)
         if lifts is not None and not isinstance(lifts, Tensor):
             raise TypeError(f"lifts: got {type(lifts).__name__}, needed a tensor or None")
         y, coords, *others = self.plain(x.tensor, x.coords, edge_index, batch, mask, measure, lifts)

@@ -14,7 +14,7 @@ from torch import Tensor
 from escnn_attention._checks import check_int
 from escnn_attention.equivariance.features import further_features, transformed_features
 from escnn_attention.equivariance.report import maps_grid
-from escnn_attention.geometry.cache import kept
+from escnn_attention.geometry.cache import checked
 from escnn_attention.geometry.neighbours import numbers_if_one, numbers_of
 from escnn_attention.geometry.points import ranks
 from escnn_attention.geometry.relations import Offset
@@ -106,7 +106,7 @@ def _check_features(
         if len(got) != 4 or got[0] < clouds or got[1] != got[2] or got[1] < most:
             raise ValueError(f"edge_attr: got shape {got} for {clouds} clouds of up to {most} points, {needed}")
         points = edge_attr.new_zeros(got[:2], dtype=torch.bool)
-        points[cloud, ranks(batch, None, coords)] = True if mask is None else mask
+        points[cloud, ranks(batch, None, number, coords.device)] = True if mask is None else mask
         there = points.unsqueeze(2) & points.unsqueeze(1)
     if features is not None and not bool((features.isfinite().all(-1) | ~there).all()):
         raise ValueError("edge_attr: got numbers that are not finite; leave points out by mask")
@@ -245,7 +245,7 @@ class PointLayer(PointModule):
             raise ValueError(
                 f"edge_index: {name} got edges and searches neighbours itself ({rule}); leave out one of the two"
             )
-        kept(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
+        checked(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
         return x
 
     def export(self) -> torch.nn.Module:

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from escnn_attention._checks import check_int, check_option, check_probability, check_unused
 from escnn_attention.exporting.modules import exported_parts, on_tensors
-from escnn_attention.geometry.cache import kept
+from escnn_attention.geometry.cache import checked
 from escnn_attention.geometry.points import Cloud, where_present
 from escnn_attention.groups.fibers import mass
 from escnn_attention.groups.samples import Samples
@@ -425,7 +425,7 @@ class PointBlock(PointModule):
         """
         x = check_points(x, self.in_type, self)
         if mask is not None:
-            kept(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
+            checked(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
         rows = None if condition is self.condition is None else condition_of(self, self.condition, condition, x, batch)
         seen = check_memory(self, self.memory_type, memory, memory_key_padding_mask, memory_batch)
         cloud = Cloud(x.coords, edge_index, batch, measure, edge_attr, rows)

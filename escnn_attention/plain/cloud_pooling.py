@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from escnn_attention.exporting.mode import in_programs
+from escnn_attention.geometry.cache import kept
+from escnn_attention.geometry.neighbours import where
 
 Pool = Literal["mean", "sum", "max"]
 
@@ -28,7 +30,10 @@ def count_clouds(batch: Tensor | None, coords: Tensor, mask: Tensor | None = Non
 
 @in_programs(lambda batch, coords, mask: 1 if batch is None else coords.shape[0])
 def _count(batch: Tensor | None, coords: Tensor, mask: Tensor | None) -> int:
-    number = len(coords)
+    return kept(_count_there, batch, len(coords), mask)
+
+
+def _count_there(batch: Tensor | None, number: int, mask: Tensor | None) -> int:
     if batch is None:
         sizes = torch.tensor([number if mask is None else int(mask.sum())])
     else:
@@ -128,7 +133,7 @@ def _read_in_program(
 def _read_shown(
     head: torch.nn.Module, x: Tensor, batch: Tensor | None, num_clouds: int, mask: Tensor, measure: Tensor | None
 ) -> Tensor:
-    there = mask.nonzero().squeeze(-1)  # what is hidden is in no batch norm
+    there = kept(where, mask)  # what is hidden is in no batch norm
     batch, measure = (None if t is None else t[there] for t in (batch, measure))
     y: Tensor = head(x[there], batch, num_clouds, measure)
     if _pools(head):

@@ -17,9 +17,10 @@ from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS, GridCall, KeyMode, PointCall, QueryMode
 from escnn_attention.functional.autograd import PRECISE
 from escnn_attention.functional.points.call import PairTables
+from escnn_attention.geometry.cache import constant_tables, kept
 from escnn_attention.geometry.grid import Grid, kept_grid
 from escnn_attention.geometry.grid_pair import GridPair
-from escnn_attention.geometry.neighbours import Neighbourhood, where
+from escnn_attention.geometry.neighbours import Neighbourhood, numbers_of, where
 from escnn_attention.geometry.points import Points
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.geometry.windows import Window
@@ -221,7 +222,7 @@ class CrossAttention(ScoredHeads):
         space, images = x.shape[2:], x.shape[0]
         grid = kept_grid(space, Window(), self.inverse_action.dtype, x.device)
         places = grid.coordinates * ((max((1, *space)) - 1) / 2 or 1.0)
-        cloud = torch.arange(images, device=x.device).repeat_interleave(grid.num_positions)
+        cloud = _images_of(images, grid.num_positions, x.device)
         return Scattered(rows_of(x).flatten(0, -2), places.repeat(images, 1), cloud)
 
     def point_call(
@@ -241,9 +242,8 @@ class CrossAttention(ScoredHeads):
             rows = hidden.flatten().unsqueeze(1)
             features, coords = features.masked_fill(rows, 0.0), coords.masked_fill(rows, 0.0)
             values = None if values is None else values.masked_fill(rows, 0.0)
-            batch = torch.where(hidden.flatten(), -1, 0 if batch is None else batch)
-            if edge_index is not None:
-                edge_index = edge_index.index_select(1, where(~hidden.flatten()[edge_index[0]]))
+            batch = kept(_visible, hidden, batch)
+            edge_index = None if edge_index is None else kept(_edges_of_visible, hidden, edge_index)
         places = queries.coords
         if not self.sees_places:
             places = coords.new_zeros(queries.x.shape[0], coords.shape[1])
@@ -282,6 +282,13 @@ class CrossAttention(ScoredHeads):
         return self.complete(q, k, v)
 
 
+@in_programs(lambda images, positions, device: torch.arange(images, device=device).repeat_interleave(positions))
+@constant_tables
+def _images_of(images: int, positions: int, device: torch.device) -> Tensor:
+    """The number of the image of each position of so many."""
+    return torch.arange(images).repeat_interleave(positions).to(device)
+
+
 def _heads_of(project: ToPoses | Scalars, x: Tensor) -> Tensor:
     """What a projection makes of features ``(B, *space, size)``, for each of M heads: ``(M, B, N, P, C)``."""
     made: Tensor = project(x)
@@ -307,11 +314,26 @@ def _centres(coords: Tensor, batch: Tensor | None, query_batch: Tensor | None, q
     if batch is None:
         return coords.mean(0).expand(queries, -1)
     asking = batch.new_zeros(queries) if query_batch is None else query_batch
-    number = int(torch.cat([asking, batch]).max()) + 1
+    number = kept(number_of_clouds, query_batch, batch)
     place = torch.where(batch < 0, number, batch)  # one more, for points of no cloud
     sums = coords.new_zeros(number + 1, coords.shape[1]).index_add(0, place, coords)
     counts = coords.new_zeros(number + 1).index_add(0, place, coords.new_ones(coords.shape[0]))
     return (sums / counts.clamp(min=1).unsqueeze(1)).index_select(0, asking)
+
+
+def _visible(hidden: Tensor, batch: Tensor | None) -> Tensor:
+    """The numbers of the clouds of points, -1 for those that are hidden."""
+    return torch.where(hidden.flatten(), -1, 0 if batch is None else batch)
+
+
+def _edges_of_visible(hidden: Tensor, edge_index: Tensor) -> Tensor:
+    """The edges from points that are not hidden."""
+    return edge_index.index_select(1, where(~hidden.flatten()[edge_index[0]]))
+
+
+def number_of_clouds(*batches: Tensor | None) -> int:
+    """How many clouds there are, by the highest number."""
+    return 1 + max(int(numbers_of("batch", batch).max()) for batch in batches if batch is not None)
 
 
 def spacing_between(space: Sequence[int], key_space: Sequence[int]) -> tuple[int, int]:

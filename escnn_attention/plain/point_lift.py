@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional.autograd import PRECISE
+from escnn_attention.geometry.cache import kept
 from escnn_attention.geometry.points import ranks
 from escnn_attention.geometry.relations import rotation_vector
 from escnn_attention.plain.blocks import Parts
@@ -84,7 +85,8 @@ class PointLift(torch.nn.Module):
         number = self.num_samples
         rotations = self._checked(lifts, coords)
         if rotations is None:
-            rotations = self.draw(len(coords)) if self.training else self.spread(ranks(batch, mask, coords))
+            places = (batch, mask, len(coords), coords.device)
+            rotations = self.draw(len(coords)) if self.training else self.spread(kept(ranks, *places))
             if self.positive_quaternions:  # the same rotations
                 rotations = torch.where(rotations[..., :1] < 0, -rotations, rotations)
         precise = PRECISE[coords.dtype]

@@ -47,12 +47,12 @@ MASK = torch.tensor([True, True, False, True, True, True, True])
 @pytest.mark.parametrize("writes", [False, True])
 def test_ranks(writes, monkeypatch):
     monkeypatch.setattr(torch.compiler, "_is_exporting_flag", writes)
-    coords = torch.randn(7, 2)
-    assert ranks(None, None, coords).tolist() == list(range(7))
-    assert ranks(BATCH, None, coords).tolist() == [0, 0, 1, 2, 1, 0, 3]
-    of_seen = ranks(BATCH, MASK, coords)
-    assert of_seen[MASK].tolist() == ranks(BATCH[MASK], None, coords[MASK]).tolist() == [0, 0, 1, 1, 0, 2]
-    assert ranks(None, MASK, coords)[MASK].tolist() == list(range(6))
+    cpu = torch.device("cpu")
+    assert ranks(None, None, 7, cpu).tolist() == list(range(7))
+    assert ranks(BATCH, None, 7, cpu).tolist() == [0, 0, 1, 2, 1, 0, 3]
+    of_seen = ranks(BATCH, MASK, 7, cpu)
+    assert of_seen[MASK].tolist() == ranks(BATCH[MASK], None, 6, cpu).tolist() == [0, 0, 1, 1, 0, 2]
+    assert ranks(None, MASK, 7, cpu)[MASK].tolist() == list(range(6))
 
 
 def test_every_pair_has_its_row():
@@ -60,7 +60,7 @@ def test_every_pair_has_its_row():
     number = torch.arange(4)
     table = 100 * torch.arange(3)[:, None, None] + 10 * number[:, None] + number
     points = torch.arange(7)[None]
-    rows = pair_rows(points, points, BATCH, ranks(BATCH, None, torch.zeros(7, 2)), 4)[0]
+    rows = pair_rows(points, points, BATCH, ranks(BATCH, None, 7, BATCH.device), 4)[0]
     rank = [0, 0, 1, 2, 1, 0, 3]
     for i in range(7):
         for j in range(7):
@@ -71,9 +71,9 @@ def test_every_pair_has_its_row():
 def test_tables_without_points_that_are_hidden_are_those_of_the_others():
     table = torch.randn(3, 4, 4, 2)
     points, left = torch.arange(7)[None], torch.arange(6)[None]
-    rows = pair_rows(points, points, BATCH, ranks(BATCH, None, torch.zeros(7, 2)), 4)[0][MASK][:, MASK]
+    rows = pair_rows(points, points, BATCH, ranks(BATCH, None, 7, BATCH.device), 4)[0][MASK][:, MASK]
     moved = features_of_shown(table, MASK, None, BATCH)
-    found = pair_rows(left, left, BATCH[MASK], ranks(BATCH[MASK], None, torch.zeros(6, 2)), 4)[0]
+    found = pair_rows(left, left, BATCH[MASK], ranks(BATCH[MASK], None, 6, BATCH.device), 4)[0]
     alike = BATCH[MASK][:, None] == BATCH[MASK]
     assert torch.equal(moved.flatten(0, 2)[found[alike]], table.flatten(0, 2)[rows[alike]])
     assert moved.count_nonzero() == 2 * (2 * 2 + 3 * 3 + 1)

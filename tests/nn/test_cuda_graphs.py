@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import OrderedDict
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,9 +16,14 @@ from torch.utils._pytree import tree_flatten
 
 import escnn_attention as ea
 from escnn_attention import CudaGraphs, models
+from escnn_attention.geometry import cache
+from escnn_attention.geometry.cache import constant_tables, kept
+from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.models import HybridNet
 from escnn_attention.nn import cuda_graphs
 from tests.functional.cuda import needs_cuda
+from tests.layers import CASES
+from tests.test_host_reads import Refused
 
 G = gspaces.rot2dOnR2(4)
 
@@ -31,11 +39,11 @@ class Replay:
     """A pass that runs again on the tensors of the graph, and is counted."""
 
     def __init__(self, run):
-        self.run, self.count = run, 0
+        self.run, self.count, self.within = run, 0, nullcontext()
 
     def replay(self):
         self.count += 1
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), self.within:
             self.run()
 
 
@@ -241,6 +249,115 @@ def test_random_numbers_of_the_cpu_are_refused(recordings):
     step(x)
     with pytest.raises(RuntimeError, match=r"network: .*the CPU"):
         step(x)
+
+
+# Of the others numbers are drawn on the CPU.
+DRAWN = ("LieTransformer, lifts", "LieTransformer, nearest lifts")
+DRAWN += ("PointTransformerBlock, parts", "PointTransformerBlock, condition")
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.on_grids and name not in DRAWN])
+def test_clouds_that_move(name, recordings, monkeypatch):
+    """Replays find the neighbours of each batch, and read nothing on the host."""
+    monkeypatch.setattr(Neighbourhood, "_by_tree_on", lambda self, x: False)
+    case, module = CASES[name], CASES[name].drawn().train()
+    for part in module.modules():
+        if getattr(part, "backend", None) == "auto":
+            part.backend = "neighbours"
+    inputs, step = case.inputs(module), CudaGraphs(module)
+    case = replace(case, arguments=case.named(inputs[0]))
+    reads, outputs = Refused(), []
+    for _ in range(4):
+        moved = [x + 0.3 * torch.randn_like(x) for x in inputs]
+        moved[1] = moved[1] / moved[1].norm(dim=1, keepdim=True) if case.unit else moved[1]
+        moved, found = [x.requires_grad_() for x in moved], []
+        for run in (module, step):
+            out = case.output(module, *moved, run=run)
+            unknowns = [*moved, *module.parameters()]
+            found.append([out, *torch.autograd.grad(out.square().sum(), unknowns, materialize_grads=True)])
+        for expected, got in zip(*found, strict=True):
+            torch.testing.assert_close(got, expected, atol=1e-10, rtol=1e-10)
+        outputs.append(out.detach())
+        for replay in recordings[0] if recordings else ():
+            replay.within = reads
+    ((forward, backward),) = recordings
+    assert forward.count == backward.count == 3
+    assert not reads.places
+    assert not torch.allclose(outputs[2], outputs[3])
+
+
+def clouds(sizes: list[int]) -> dict[str, torch.Tensor]:
+    return {"coords": torch.randn(sum(sizes), 2), "batch": torch.repeat_interleave(torch.tensor(sizes))}
+
+
+def test_sizes_of_clouds_have_their_graphs(recordings):
+    torch.manual_seed(0)
+    network = models.PointTransformer(G, 1, 3, fields=4, num_blocks=1, num_heads=2)
+    step = CudaGraphs(network)
+    for sizes in ([2, 5], [3, 4], [3, 4], [2, 5], [3, 4], [5, 2]):
+        x = torch.randn(7, 1)
+        of_clouds = clouds(sizes)
+        torch.testing.assert_close(step(x, **of_clouds), network(x, **of_clouds))
+    assert [forward.count for forward, _ in recordings] == [2, 1]
+
+
+def test_clouds_in_inference_mode(reads):
+    step, x = (
+        CudaGraphs(models.PointTransformer(G, 1, 3, fields=4, num_blocks=1, num_heads=2)).eval(),
+        torch.randn(7, 1),
+    )
+    for _ in range(3):
+        of_clouds = clouds([3, 4])
+        with torch.inference_mode():
+            torch.testing.assert_close(step(x, **of_clouds), step.network(x, **of_clouds))
+    assert len(step._graphs) == 1
+
+
+def test_no_check_runs_in_a_graph(recordings):
+    step = CudaGraphs(models.PointTransformer(G, 1, 3, fields=4, num_blocks=1, num_heads=2))
+    of_clouds, x = clouds([3, 4]), torch.randn(7, 1)
+    nowhere = of_clouds | {"coords": of_clouds["coords"] / 0}
+    with pytest.raises(ValueError, match=r"coords: .*finite"):
+        step(x, **nowhere)
+    for _ in range(2):
+        step(x, **of_clouds)
+    assert step(x, **nowhere).isnan().all()
+
+
+class Kept(torch.nn.Module):
+    def forward(self, x, index):
+        return x + kept(torch.square, index) + table(3, x.device)
+
+
+@constant_tables
+def table(number, device):
+    return torch.arange(number, device=device)
+
+
+def test_a_graph_holds_what_it_reads(recordings, monkeypatch):
+    monkeypatch.setattr(cache, "_tables", OrderedDict())
+    monkeypatch.setattr(cache, "_of_tensors", {})
+    step, index = CudaGraphs(Kept()), torch.arange(3)
+    for _ in range(2):
+        step(torch.randn(3), index)
+    ((_, graph),) = step._graphs.values()
+    read = {t.data_ptr() for _, t in graph.passes._recording.found}
+    assert table(3, torch.device("cpu")).data_ptr() in read
+    assert kept(torch.square, graph.passes.inputs[1]).data_ptr() in read
+    assert kept(torch.square, index).data_ptr() not in read  # as of a tensor that may be gone
+
+
+def test_integers_that_choose_nothing_change(recordings):
+    class Embedding(torch.nn.Module):
+        def forward(self, x, index):
+            return x.index_select(0, index)
+
+    step, x = CudaGraphs(Embedding()), torch.randn(5, 2)
+    for _ in range(4):
+        index = torch.randint(5, (3,))
+        assert torch.equal(step(x, index), x[index])
+    assert recordings[0][0].count == 3
 
 
 @pytest.fixture
