@@ -228,7 +228,7 @@ def _look_up_kept(make: Callable[..., _T], *arguments: Any) -> _T:
     result = _look_up(make, *arguments)
     # What is made in inference mode is of no use to training.
     if tensors and not torch.is_inference_mode_enabled():
-        _of_tensors[key] = state, [weakref.ref(t, lambda _, of=_of_tensors: of.pop(key, None)) for t in tensors], result
+        _of_tensors[key] = state, [weakref.ref(t, lambda _: _of_tensors.pop(key, None)) for t in tensors], result
         if len(_of_tensors) > _MOST_KEPT:
             _of_tensors.pop(next(iter(_of_tensors)), None)
     return result

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
-from escnn_attention._checks import check_bool, check_probability
-from escnn_attention.nn.cuda_graphs import CudaGraphs
+from escnn_attention._checks import check_probability
 from escnn_attention.training.modules.scheduled import Scheduled, inputs_of
 
 
@@ -27,8 +26,6 @@ class Classifier(Scheduled):
     Args:
         network: images ``(B, C, H, W)`` to logits ``(B, num_classes)``.
         num_classes: the number of classes; by default ``network.num_classes``.
-        cuda_graphs: whether steps on a GPU run from recorded graphs (:class:`~escnn_attention.CudaGraphs`), which small
-            batches need to keep a GPU busy.
         label_smoothing: the part ε of each target that is spread evenly over all classes: the loss is
             −Σ_c ((1 − ε)·[c = label] + ε/K) log p_c for K classes.
         **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
@@ -53,7 +50,6 @@ class Classifier(Scheduled):
         num_classes: int | None = None,
         *,
         label_smoothing: float = 0.0,
-        cuda_graphs: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -62,8 +58,6 @@ class Classifier(Scheduled):
         if not isinstance(num_classes, int):
             raise ValueError(f"num_classes: {type(network).__name__} does not tell, so it has to be given")
         self.network = network
-        self.cuda_graphs = check_bool("cuda_graphs", cuda_graphs)
-        self._graphs: tuple[CudaGraphs, ...] = ()  # no child module: checkpoints hold the network itself
         self.num_classes = num_classes
         self.loss = nn.CrossEntropyLoss(label_smoothing=check_probability("label_smoothing", label_smoothing))
         for part in ("valid", "test"):
@@ -79,12 +73,8 @@ class Classifier(Scheduled):
         return MulticlassAccuracy(num_classes, average="micro")
 
     def forward(self, images: Tensor) -> Tensor:
-        if not self.cuda_graphs:
-            logits: Tensor = self.network(images)
-            return logits
-        if not self._graphs or self._graphs[0].network is not self.network:
-            self._graphs = (CudaGraphs(self.network),)
-        return cast(Tensor, self._graphs[0](images))
+        logits: Tensor = self.run(images)
+        return logits
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
         images, labels = batch

@@ -85,7 +85,7 @@ class FieldModule(Scheduled):
         self.valid_squares, self.test_squares = _Squares(len(fields)), _Squares(len(fields))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.network(inputs)
+        outputs: Tensor = self.run(inputs)
         return outputs
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:

@@ -35,7 +35,7 @@ class PointModule(Scheduled):
     def output(self, features: Tensor, clouds: Clouds) -> Tensor:
         """The output of the network for a batch with other features of its points."""
         of_pairs = {} if clouds.edge_attr is None else {"edge_attr": clouds.edge_attr}
-        output: Tensor = self.network(features, clouds.coords, batch=clouds.batch, **of_pairs)
+        output: Tensor = self.run(features, clouds.coords, batch=clouds.batch, **of_pairs)
         return output
 
     @staticmethod
@@ -327,7 +327,7 @@ class PointDynamics(TrajectoryModule):
         frames = self.frames(clouds)
         if clouds.edge_attr is not None:
             raise ValueError("edge_attr: got features of pairs, and a HamiltonianNetwork takes none; leave them out")
-        return self.network(
+        return self.run(
             frames[:, 0, 0],
             frames[:, 0, 1],
             clouds.features,

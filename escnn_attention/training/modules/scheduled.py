@@ -22,8 +22,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torchmetrics import Metric
 
-from escnn_attention._checks import check_option
+from escnn_attention._checks import check_bool, check_option
 from escnn_attention.encodings import Encoding, PairKernel
+from escnn_attention.nn.cuda_graphs import CudaGraphs
 from escnn_attention.plain.norms import LayerNorm
 
 
@@ -230,6 +231,8 @@ class Scheduled(pl.LightningModule):
             themselves.
         seed: of the random numbers drawn while training (dropout). Each step has its own seed, so that a restart does
             not change it.
+        cuda_graphs: whether passes of the network on a GPU run from recorded graphs
+            (:class:`~escnn_attention.CudaGraphs`), which small batches need to keep a GPU busy.
 
     Attributes:
         monitor: the measure that chooses the best epoch.
@@ -268,6 +271,7 @@ class Scheduled(pl.LightningModule):
         decay: Decay = "all",
         ema: float | None = None,
         seed: int = 0,
+        cuda_graphs: bool = False,
     ) -> None:
         super().__init__()
         check_option("schedule", schedule, get_args(Schedule))
@@ -297,6 +301,16 @@ class Scheduled(pl.LightningModule):
         self.patience = patience
         self.seed = seed
         self.means = nn.ModuleDict()
+        self.cuda_graphs = check_bool("cuda_graphs", cuda_graphs)
+        self._graphs: tuple[CudaGraphs, ...] = ()  # no child module: checkpoints hold the network itself
+
+    def run(self, *inputs: Any, **named: Any) -> Any:
+        """The output of the network, from a graph where ``cuda_graphs`` are asked for."""
+        if not self.cuda_graphs:
+            return self.network(*inputs, **named)
+        if not self._graphs or self._graphs[0].network is not self.network:
+            self._graphs = (CudaGraphs(self.network),)
+        return self._graphs[0](*inputs, **named)
 
     def on_train_batch_start(self, batch: Any, batch_index: int) -> None:
         # Processes that share a batch must not drop the same features of different images.

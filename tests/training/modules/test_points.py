@@ -11,6 +11,7 @@ import torch
 import yaml
 from escnn import gspaces
 
+from escnn_attention import CudaGraphs
 from escnn_attention.models import HamiltonianNetwork, PointTransformer, SymmetricTensors
 from escnn_attention.training import (
     Clouds,
@@ -292,6 +293,20 @@ def test_the_configuration_of_charged_particles(tmp_path):
     content["trainer"] |= {"fast_dev_run": True, "accelerator": "cpu", "enable_progress_bar": False}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     call("fit", tmp_path / "small.yaml", tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", [PointRegression, PointDynamics])
+def test_cuda_graphs_run_networks_on_clouds(kind, monkeypatch):
+    runs, forward = [], CudaGraphs.forward
+    monkeypatch.setattr(CudaGraphs, "forward", lambda self, *x, **y: runs.append(1) or forward(self, *x, **y))
+    network = PointTransformer(gspaces.rot2dOnR2(4), 2, 1, fields=4, num_blocks=1, pool="sum")
+    network = HamiltonianNetwork(network) if kind is PointDynamics else network
+    frames = torch.randn(6, 3, 2, 2)
+    batch = Clouds(frames[:, 0, 0], torch.rand(6, 2) + 1, torch.zeros(6).long(), torch.ones(1), frames)
+    options = {"step": 0.1} if kind is PointDynamics else {}
+    plain, graphed = (kind(network, cuda_graphs=graphs, **options) for graphs in (False, True))
+    assert torch.equal(plain(batch), graphed(batch))
+    assert runs == [1]
 
 
 def test_a_forecast_begins_with_uniform_motion():
