@@ -41,8 +41,11 @@ ROWS = 16
 GLOBAL_ROWS = 32
 """The same in global attention."""
 
+_NUMBERS = 512
+"""How many scores of a tile, or numbers of its vectors, a warp has: with more, registers do not hold its sums."""
+
 _OUTPUTS = 4
-"""How many output poses share the products of queries and keys at most."""
+"""How many output poses share the products of queries and keys at most, half as many in programs of several warps."""
 
 _MOST_NUMBERS = 2**31
 """Kernels count the numbers of an image in 32 bits, with a sign."""
@@ -128,8 +131,8 @@ class Tiles(NamedTuple):
     warps: int
 
 
-def tiles(shape: tuple[int, ...], kernel_size: int, row_poses: int, column_poses: int) -> Tiles:
-    """The tiles for so many poses of rows and of columns."""
+def tiles(shape: tuple[int, ...], kernel_size: int, row_poses: int, column_poses: int, channels: int) -> Tiles:
+    """The tiles for so many poses of rows and of columns, and heads of so many channels."""
     most = ROWS if kernel_size else GLOBAL_ROWS
     left, block = max(1, most // power_of_two(row_poses)), [1, 1, 1]
     sides = (1,) * (3 - len(shape)) + shape
@@ -143,8 +146,9 @@ def tiles(shape: tuple[int, ...], kernel_size: int, row_poses: int, column_poses
         block[axis] *= 2
         left //= 2
     others = max(1, most // power_of_two(column_poses))
-    area = math.prod(block) * power_of_two(row_poses) * others * power_of_two(column_poses)
-    return Tiles((block[0], block[1], block[2]), others, min(8, max(1, area // 1024)))
+    rows, columns = math.prod(block) * power_of_two(row_poses), others * power_of_two(column_poses)
+    numbers = rows * max(columns, power_of_two(channels))
+    return Tiles((block[0], block[1], block[2]), others, min(8, max(1, numbers // _NUMBERS)))
 
 
 def prepare(call: GridCall) -> None:
@@ -310,7 +314,8 @@ def _of_pass(name: str, call: Arguments) -> Launched:
     sizes = (tuple(call.shape), call.kernel_size, call.window, call.dilation)
     chosen, reached = _tiles_of(sizes, call.q, call.k, name == "backward_keys")
     tables = {"places": reached.places, "lut": reached.lut}
-    outputs = max(n for n in range(1, _OUTPUTS + 1) if call.num_poses % n == 0) if call.sum_query_poses else 1
+    most = (_OUTPUTS if chosen.warps == 1 else _OUTPUTS // 2) if call.sum_query_poses else 1
+    outputs = max(n for n in range(1, most + 1) if call.num_poses % n == 0)
     found: dict[str, Any] = {
         **grid_constants(call),
         **{"EVERYWHERE": reached.everywhere, "W1": reached.widths[0], "W2": reached.widths[1]},
@@ -330,7 +335,7 @@ def _tiles_of(
 ) -> tuple[Tiles, Reach]:
     """The tiles of a pass, and the positions that it reaches from a block."""
     poses = (k.shape[3], q.shape[3]) if of_keys else (q.shape[3], k.shape[3])
-    chosen = tiles(*sizes[:2], *poses)
+    chosen = tiles(*sizes[:2], *poses, q.shape[-1])
     return chosen, reach(*sizes, chosen.block, chosen.others, of_keys, q.device)
 
 

@@ -3,8 +3,6 @@
 Interpreted, an operation takes as long for many positions as for one: the cases have few offsets and poses.
 """
 
-import itertools
-import json
 import math
 from functools import partial
 from importlib import import_module
@@ -26,7 +24,6 @@ from escnn_attention.geometry.windows import Window
 from tests import spaces
 from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
 from tests.functional.cuda import needs_cuda, on_cuda
-from tests.sampling import cover
 
 pytest.importorskip("triton")
 InterpretedFunction = import_module("triton.runtime.interpreter").InterpretedFunction
@@ -175,17 +172,18 @@ def test_what_tiles_serve():
 
 
 @pytest.mark.parametrize(
-    ("kernel_size", "rows", "columns", "expected"),
+    ("kernel_size", "rows", "columns", "channels", "expected"),
     [
-        (5, 4, 4, ((1, 2, 2), 4, 1)),
-        (5, 8, 6, ((1, 1, 2), 2, 1)),
-        (5, 24, 1, ((1, 1, 1), 16, 1)),
-        (5, 120, 120, ((1, 1, 1), 1, 8)),
-        (0, 4, 4, ((1, 2, 4), 8, 1)),
+        (5, 4, 4, 32, ((1, 2, 2), 4, 1)),
+        (5, 4, 4, 100, ((1, 2, 2), 4, 4)),
+        (5, 8, 6, 8, ((1, 1, 2), 2, 1)),
+        (5, 24, 1, 8, ((1, 1, 1), 16, 1)),
+        (5, 120, 120, 8, ((1, 1, 1), 1, 8)),
+        (0, 4, 4, 10, ((1, 2, 4), 8, 2)),
     ],
 )
-def test_tiles_are_of_neighbouring_positions(kernel_size, rows, columns, expected):
-    assert triton_tiles.tiles((9, 9), kernel_size, rows, columns) == expected
+def test_tiles_are_of_neighbouring_positions(kernel_size, rows, columns, channels, expected):
+    assert triton_tiles.tiles((9, 9), kernel_size, rows, columns, channels) == expected
 
 
 def test_positions_of_large_images_lie_closer():
@@ -426,90 +424,6 @@ class TestRefuses:
         assert launch.why_not_run("cuda") == "Triton needs a C compiler, and there is none"
         monkeypatch.setattr(launch, "_installed", lambda: False)
         assert self.reason(arguments) == "it needs Triton"
-
-
-_COMPILE = """
-import json
-import sys
-sys.modules["escnn"] = None  # importing it takes longer than a kernel
-from triton import compile
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from escnn_attention.functional.grid import triton, triton_kernels, triton_kernels_own, triton_own
-from escnn_attention.functional.grid import triton_kernels_tiles, triton_tiles
-import torch
-
-types = {"steps": "*i32", "places": "*i32", "lut": "*i32", "seed": "*i64"}
-sizes = ("first", "total", "batch")
-numbers = {32: torch.float32, 64: torch.float64}
-for name, summed, window, (channels, bits, dropout) in json.loads(sys.argv[1]):
-    q = torch.empty(1, 1, 576, 4, channels, dtype=numbers.get(bits, torch.bfloat16))
-    table = torch.empty(1, 4, 9, channels)
-    grid = ([24, 24], [24, 24], [], 3, window, 1)
-    call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, *grid, summed, dropout, 1)
-    if triton.tiled(False, channels, q.dtype):
-        kernel = getattr(triton_kernels_tiles, name)
-        _, _, warps, constants, _ = triton_tiles.launched(name, call)
-    elif summed:
-        kernel, warps, constants = getattr(triton_kernels, name), 1, triton._constants(call, triton._shape(call))
-    else:
-        program = triton_own.program(4, channels, bits // 8, 2**20)
-        kernel, warps = getattr(triton_kernels_own, name), program.warps
-        constants = triton_own.constants(name, call, program)
-
-    def type_of(name):
-        if name in constants:
-            return "constexpr"
-        if name in sizes or name.endswith(("_head", "_image", "_place")):
-            return "i32"
-        sums = name in ("known", "change", "marks", "sums", "means", "grad_table")
-        return types.get(name, "*bf16" if bits == 16 and not sums else f"*fp{max(bits, 32)}")
-
-    signature = {n: type_of(n) for n in kernel.arg_names}
-    # As at a launch: of memory it is known that it is aligned, but where a kernel asks not to know.
-    attributes = {
-        (i,): [["tt.divisibility", 16]]
-        for i, p in enumerate(kernel.params)
-        if signature[p.name].startswith("*") and not p.do_not_specialize_on_alignment
-    }
-    built = compile(
-        ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes),
-        target=GPUTarget("cuda", 80, 32),
-        options={"num_warps": warps},
-    )
-    print(built.metadata.shared, len(built.asm["cubin"]) > 0)
-
-for bits, chip in ((32, 80), (64, 90)):
-    constants = {"FACTOR": 0.5, "BI": 8, "BE": 128}
-    types = dict.fromkeys(constants, "constexpr") | dict.fromkeys(["x", "spatial", "pose"], f"*fp{bits}")
-    signature = {n: types.get(n, "i32") for n in triton_kernels.sum_tables.arg_names}
-    source = ASTSource(fn=triton_kernels.sum_tables, signature=signature, constexprs=constants)
-    print(len(compile(source, target=GPUTarget("cuda", chip, 32)).asm["cubin"]) > 0)
-"""
-
-# A kernel, whether it sums over query poses, the shape of the window; channels, bits of a number, and the rate of
-# dropout. From 16 channels on, and for half precision, those of tiles are compiled.
-_PASSES, _PRODUCTS = ["forward", "backward_queries", "backward_keys"], ["mark", "know", "of_queries", "of_tables"]
-_SIZES = [(10, 32, 0.0), (10, 32, 0.1), (10, 64, 0.0), (32, 32, 0.0), (32, 32, 0.1), (32, 64, 0.0), (10, 16, 0.0)]
-_COMPILED = [
-    *itertools.product(_PASSES, [False, True], ["square", "circular square"], _SIZES),
-    *itertools.product(_PRODUCTS, [False, True], ["square"], _SIZES[3:]),
-]
-
-
-@pytest.mark.parametrize("one", [None, *(pytest.param(kernel, marks=pytest.mark.exhaustive) for kernel in _COMPILED)])
-def test_kernels_compile_for_a_gpu_and_threads_exchange_nothing(run_python, monkeypatch, tmp_path, pytestconfig, one):
-    """There is machine code for each; where a thread has all channels of a position there is nothing to exchange."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    drawn = cover([set(enumerate(kernel)) for kernel in _COMPILED], pytestconfig.option.hypothesis_seed, most=1)
-    kernels = [one] if one else [_COMPILED[i] for i in drawn]
-    *lines, first, second = [line.split() for line in run_python(_COMPILE, json.dumps(kernels)).splitlines()]
-    assert first == second == ["True"]
-    for kernel, (shared, built) in zip(kernels, lines, strict=True):
-        _, summed, _, (channels, bits, _) = kernel
-        assert built == "True", kernel
-        if channels < 16 and bits > 16 and channels * bits / 32 <= (12 if summed else 40):
-            assert int(shared) == 0, kernel
 
 
 @needs_cuda
