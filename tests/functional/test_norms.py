@@ -77,28 +77,10 @@ def test_on_cuda(dtype, tolerance, shape, rms):
     compare("cuda", dtype, tolerance, shape, rms)
 
 
-_COMPILE = """
-import sys
-sys.modules["escnn"] = None  # importing it takes longer than a kernel
-from triton import compile
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from escnn_attention.functional import norms_kernels
-
-sizes = {"C": 80, "CP": 128, "S": 4, "SP": 4, "EPS": 1e-5, "RMS": False, "BIAS": True, "BR": 4, "BP": 4}
-tensors = ("x", "weight", "bias", "invariants", "out", "grad", "grad_x", "grad_weight", "grad_bias")
-numbers, chip = sys.argv[1], int(sys.argv[2])
-exact = "*fp64" if numbers == "fp64" else "*fp32"
-types = dict.fromkeys(tensors, "*" + numbers) | {"kept": exact, "sums": exact}
-for kernel in (norms_kernels.norm, norms_kernels.norm_back, norms_kernels.norm_sums):
-    constants = {n: value for n, value in sizes.items() if n in kernel.arg_names}
-    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in kernel.arg_names}
-    built = compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", chip, 32))
-    print(len(built.asm["cubin"]) > 0)
-"""
-
-
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("numbers", "chip"), [("bf16", 80), ("fp32", 90), ("fp64", 80)])
-def test_kernels_compile_for_a_gpu_in_every_precision(compiled, numbers, chip):
-    assert compiled(_COMPILE, numbers, chip).split() == ["True"] * 3
+@pytest.mark.parametrize(("dtype", "chip"), [(torch.bfloat16, 80), (torch.float32, 90), (torch.float64, 80)])
+def test_kernels_compile_for_a_gpu_in_every_precision(compiled, dtype, chip):
+    shapes = (8, 80, 24, 24), (20,), (20,), (80, 20)
+    tensors = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
+    found = compiled("norms:_operator", norms._Arguments(*tensors, 1e-5, False), chip)
+    assert [one.kernel for one in found] == ["norm", "norm_back", "norm_sums"]

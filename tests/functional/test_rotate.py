@@ -93,32 +93,21 @@ def test_of_fewer_axes():
     torch.testing.assert_close(attach_waves(x, angle, width=16), complex_waves(x, angle))
 
 
-_COMPILE = """
-import sys
-sys.modules["escnn"] = None  # importing it takes longer than a kernel
-from triton import compile
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from escnn_attention.functional import rotate_kernels
-
-vectors, of_angles = sys.argv[1:3]
-at, unit, pose, chip = map(int, sys.argv[3:])
-constants = {"F": 3, "FP": 4, "C": 7, "AT": at, "UNIT": unit, "POSE": pose, "BR": 64}
-constants |= {"START": 0 if at else 6, "WIDTH": 16 if at else 7}
-types = dict.fromkeys(["x", "pairs", "out", "grad", "grad_pairs"], "*" + vectors)
-types |= dict.fromkeys(["angle", "grad_angle", "pose"], "*" + of_angles) | dict.fromkeys(constants, "constexpr")
-for kernel in (rotate_kernels.rotate, rotate_kernels.rotate_back):
-    signature = {name: types.get(name, "i32") for name in kernel.arg_names}
-    known = {n: value for n, value in constants.items() if n in kernel.arg_names}
-    built = compile(ASTSource(kernel, signature, known), target=GPUTarget("cuda", chip, 32))
-    print(len(built.asm["cubin"]) > 0)
-"""
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    ("numbers", "mode", "chip"),  # pairs of the vectors with a pose, amplitudes, and cosines beside a pose
-    [(("bf16", "bf16"), (0, 0, 1), 80), (("fp16", "fp32"), (7, 0, 0), 90), (("fp64", "fp64"), (7, 1, 1), 80)],
+    ("dtypes", "waves", "unit", "pose", "chip"),  # pairs of the vectors with a pose, amplitudes, and cosines
+    [
+        ((torch.bfloat16, torch.bfloat16), False, False, True, 80),
+        ((torch.float16, torch.float32), True, False, False, 90),
+        ((torch.float64, torch.float64), True, True, True, 80),
+    ],
 )
-def test_kernels_compile_for_a_gpu_in_every_precision(compiled, numbers, mode, chip):
-    assert compiled(_COMPILE, *numbers, *mode, chip).split() == ["True"] * 2
+def test_kernels_compile_for_a_gpu_in_every_precision(compiled, dtypes, waves, unit, pose, chip):
+    def empty(channels, dtype):
+        return torch.empty(2, 3, 1, 4, 5, channels, dtype=dtype, device="meta")
+
+    x, amplitudes, angle = empty(7, dtypes[0]), empty(6, dtypes[0]), empty(3, dtypes[1])
+    amplitudes = amplitudes if waves and not unit else None
+    of_pose = empty(7, dtypes[1]) if pose else None
+    arguments = module._Arguments(x, angle, amplitudes, of_pose, waves, 16 if waves else 7)
+    assert [one.kernel for one in compiled("rotate:_operator", arguments, chip)] == ["rotate", "rotate_back"]

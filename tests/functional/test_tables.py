@@ -124,32 +124,11 @@ def test_gradients_of_selected_rows(monkeypatch, interpreted_kernels, channels, 
     assert (grad.double() - expected).abs().max() <= tolerance * expected.abs().max()
 
 
-_COMPILE = """
-import sys
-sys.modules["escnn"] = None  # importing it takes longer than a kernel
-from triton import compile
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from escnn_attention.functional import tables_kernels
-
-numbers, chip = sys.argv[1], int(sys.argv[2])
-
-
-def build(kernel, constants, types):
-    signature = {n: "constexpr" if n in constants else types.get(n, "*" + numbers) for n in kernel.arg_names}
-    built = compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", chip, 32))
-    print(len(built.asm["cubin"]) > 0)
-
-
-constants = {"D": 2, "DP": 2, "F": 16, "MC": 90, "OP": 128, "C": 10, "BR": 32}
-for kernel in (tables_kernels.table, tables_kernels.table_back):
-    build(kernel, constants, dict.fromkeys(["rows", "count", "i0", "i1", "i2"], "i32"))
-integers = dict.fromkeys(["count", "rows", "channels"], "i32")
-build(tables_kernels.add_rows, {"BI": 32, "BC": 16}, {"index": "*i64"} | integers)
-"""
-
-
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("numbers", "chip"), [("bf16", 80), ("fp32", 90), ("fp64", 80)])
-def test_kernels_compile_for_a_gpu_in_every_precision(compiled, numbers, chip):
-    assert compiled(_COMPILE, numbers, chip).split() == ["True"] * 3
+@pytest.mark.parametrize(("dtype", "chip"), [(torch.bfloat16, 80), (torch.float32, 90), (torch.float64, 80)])
+def test_kernels_compile_for_a_gpu_in_every_precision(compiled, dtype, chip):
+    shapes = (16, 2), (16,), (9, 10, 16), (9, 4, 10), (25, 2), (4, 2, 2)
+    tensors = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
+    arguments = tables._Arguments(*tensors, torch.empty(16, dtype=torch.long, device="meta"))
+    found = compiled("tables:_operator", arguments, chip)
+    assert [one.kernel for one in found] == ["table", "table_back", "add_rows"]

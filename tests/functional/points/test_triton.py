@@ -4,8 +4,6 @@ Interpreted, a program takes as long for many keys as for one: there are few que
 """
 
 import copy
-import itertools
-import json
 from dataclasses import replace
 from importlib import import_module
 
@@ -22,7 +20,6 @@ from escnn_attention.geometry.points import Points
 from tests.functional.cuda import needs_cuda
 from tests.layers import drawn
 from tests.nn.points import ENCODINGS, mixed, worst_error
-from tests.sampling import cover
 
 pytest.importorskip("triton")
 import_module("tests.functional.interpreter").hasten()
@@ -223,50 +220,32 @@ def test_a_gpu_prefers_it_for_neighbours():
     assert "triton" not in BETWEEN_POINTS.preference("cpu")
 
 
-_COMPILE = """
-import json
-import sys
-sys.modules["escnn"] = None  # importing it takes longer than a kernel
-from triton import compile
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from escnn_attention.functional.points import triton, triton_kernels
-import torch
-
-for name, own, summed, bits, content, rate, count in json.loads(sys.argv[1]):
-    numbers = torch.empty(1, dtype=getattr(torch, f"float{bits}"), device="meta")
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+    ("content", "dtype", "rate", "count"),
+    [
+        ("layer", torch.float32, 0.0, False),
+        ("features", torch.float64, 0.0, False),
+        ("", torch.float32, 0.1, True),
+        ("layer", torch.float32, 0.1, False),
+    ],
+)
+def test_kernels_compile_for_a_gpu(compiled, summed, own, content, dtype, rate, count):
+    numbers = torch.empty(1, dtype=dtype, device="meta")
     vectors, scores = numbers.expand(2, 64, 4, 8), numbers.expand(2, 64, 4, 4 if summed else 1, 1 if own else 4)
     features, extra = numbers.expand(1, 4, 16, 64, 1, 32), numbers.expand(2, 16 if summed else 4, 4, 64, 1, 32)
-    keys = torch.empty(64, 32, dtype=torch.long)
+    keys = torch.empty(64, 32, dtype=torch.long, device="meta")
     layer = [numbers.expand(16, 3), numbers.expand(16), numbers.expand(4, 3, 64, 1, 32)]
     of_offsets = [None, None, None, extra, None, None, None]
     if content:
         given = [None, *layer] if content == "layer" else [features, None, None, None]
         of_offsets = [numbers.expand(2, 64, 4, 16), given[0], scores, None, *given[1:]]
-    q = vectors if content else None
-    call = triton.Arguments(q, q, vectors, *of_offsets, keys, None, None, 4, 1, True, summed, own, count, rate)
-    kernel, constants = getattr(triton_kernels, name), triton.constants(name, call)
-    types = {n: "*i64" for n in ("keys", "lengths", "order", "starts", "seed")}
-    types |= {n: "i32" for n in ("number", "points", "group_queries", "group_keys")}
-    types |= {n: "constexpr" for n in constants}
-    signature = {n: types.get(n, f"*fp{bits}") for n in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    built = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
-    print(len(built.asm["cubin"]) > 0)
-"""
-_KERNELS = ["forward", "backward_queries", "backward_keys"]
-_COMPILED = [
-    *itertools.product(_KERNELS, [False, True], [False, True], [32, 64], ["layer", "features"], [0.0], [False]),
-    *itertools.product(_KERNELS, [False], [False], [32], ["", "layer"], [0.1], [False, True]),
-]
-
-
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_kernels_compile_for_a_gpu(run_python, monkeypatch, tmp_path, pytestconfig, whole):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    drawn = cover([set(enumerate(kernel)) for kernel in _COMPILED], pytestconfig.option.hypothesis_seed, most=1)
-    kernels = _COMPILED if whole else [_COMPILED[i] for i in drawn]
-    assert run_python(_COMPILE, json.dumps(kernels)).split() == ["True"] * len(kernels)
+    q, seed = vectors if content else None, keys[0, :1] if rate else None
+    arguments = triton.Arguments(q, q, vectors, *of_offsets, keys, None, seed, 4, 1, True, summed, own, count, rate)
+    found = compiled("points.triton:_operator", arguments)
+    assert [one.kernel for one in found] == ["forward", "backward_queries", "backward_keys"]
 
 
 @needs_cuda
