@@ -135,6 +135,7 @@ def measured(network: Increment, kinds: dict[str, int], flows: Tensor) -> dict[s
         "parameters": parameters(network),
         "one_step": float(one_step),
         "rollout": float(errors.mean()),
+        "squared": float(errors.square().mean()),
         "errors": errors.mean(0).tolist(),
         "spectrum": spectrum(velocity[:, -1]),
         "seconds": min(times),
@@ -145,15 +146,15 @@ def measured(network: Increment, kinds: dict[str, int], flows: Tensor) -> dict[s
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """Rows of means over the seeds, with standard errors."""
-    rows = ["| configuration | seeds | parameters | one step | 20 steps, mean | last | scalars, mean | ms a step |"]
-    rows.append("|---|--:|--:|--:|--:|--:|--:|--:|")
+    named = "seeds | parameters | one step | 20 steps, mean | squared, mean | last | scalars, mean | ms a step"
+    rows = [f"| configuration | {named} |", "|---|" + 8 * "--:|"]
     for name, runs in results.items():
 
         def cell(values: list[float], digits: int = 4) -> str:
             error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else float("nan")
             return f"{np.mean(values):.{digits}f}" + (f" ± {error:.{digits}f}" if len(values) > 1 else "")
 
-        columns = [cell([run[key] for run in runs]) for key in ("one_step", "rollout")]
+        columns = [cell([run[key] for run in runs]) for key in ("one_step", "rollout", "squared")]
         columns.append(cell([run["errors"][-1] for run in runs]))
         columns.append(cell([run["scalars"] for run in runs]) if "scalars" in runs[0] else "")
         columns += [f"{1e3 * min(run['seconds'] for run in runs):.1f}"]
