@@ -20,7 +20,7 @@ from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS, KeyMode, QueryMode
 from escnn_attention.geometry.cache import checked, kept
 from escnn_attention.geometry.lattice import longest_square
-from escnn_attention.geometry.neighbours import Neighbourhood, largest_step
+from escnn_attention.geometry.neighbours import Neighbourhood, largest_step, numbers_of
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.fibers import Fibers, fibers
@@ -39,7 +39,7 @@ from escnn_attention.nn.arguments import (
 from escnn_attention.nn.heads import Heads, is_scalar
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.point_attention import check_box, choose_cutoff, choose_kernel, choose_neighbourhood
-from escnn_attention.nn.point_module import check_cloud, check_index
+from escnn_attention.nn.point_module import check_index
 from escnn_attention.nn.self_attention import (
     bind,
     check_on_torus,
@@ -395,13 +395,13 @@ class GroupCrossAttention(GridModule):
             if not rule.is_global:
                 raise ValueError(f"edge_index: got edges, and the layer chooses keys itself ({rule}); leave out one")
             check_index("edge_index", edge_index, (2, edge_index.shape[-1] if edge_index.dim() else 0), None)
+            checked(_check_edges, edge_index, *batches, *(tuple(x.tensor[:, 0].shape) for x in sets))
         images = {len(x.tensor) for x in sets if x.coords is None}
         for name, x, batch, hidden in zip(("query", "key"), sets, batches, (None, mask), strict=True):
             if x.coords is None:
                 _check_no_batch((batch,), name)
                 continue
-            coords = x.coords if hidden is None else x.coords.masked_fill(hidden.unsqueeze(1), 0.0)
-            checked(check_cloud, coords, None, batch)
+            checked(_check_cloud, name, x.coords, batch, hidden)
             number = 1 if batch is None else kept(number_of_clouds, batch)
             if images and number > min(images):
                 raise ValueError(f"{name}_batch: got clouds up to number {number - 1}, needed {min(images)}, as images")
@@ -550,6 +550,38 @@ def _check_set(x: Any, needed: FieldType, layer: GroupCrossAttention, name: str)
     """The tensor of ``x``, if it is a feature field of this type."""
     tensor: Tensor = check_field(x, needed, layer, name).tensor
     return tensor
+
+
+def _check_cloud(name: str, coords: Tensor, batch: Tensor | None, hidden: Tensor | None) -> None:
+    """The coordinates of queries or keys are finite where no mask hides them, and their clouds have numbers."""
+    if len(coords) == 0:
+        raise ValueError(f"{'queries' if name == 'query' else 'keys'}: got no points, needed at least one")
+    finite = numbers_of("coords", coords).isfinite().all(-1)
+    if not bool((finite if hidden is None else finite | hidden).all()):
+        hint = "; leave keys out by key_padding_mask" if name == "key" else ""
+        raise ValueError(f"coords of {name}: got numbers that are not finite{hint}")
+    if batch is not None:
+        check_index(f"{name}_batch", batch, (len(coords),), None)
+
+
+def _check_edges(
+    edge_index: Tensor,
+    query_batch: Tensor | None,
+    key_batch: Tensor | None,
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
+) -> None:
+    """Edges lead from keys to queries of the same cloud or image, of sets ``(N,)`` or ``(B, *space)``."""
+    clouds = []
+    for row, batch, shape in ((0, key_batch, keys), (1, query_batch, queries)):
+        index = numbers_of("edge_index", edge_index[row])
+        check_index("edge_index", index, (len(index),), math.prod(shape))
+        if batch is None:
+            clouds.append(index // math.prod(shape[1:]) if len(shape) > 1 else torch.zeros_like(index))
+        else:
+            clouds.append(numbers_of("batch", batch)[index])
+    if not bool((clouds[0] == clouds[1]).all()):
+        raise ValueError("edge_index: got edges from keys of one cloud or image to queries of another")
 
 
 def _check_padding(mask: Any, keys: Tensor) -> Tensor:

@@ -1180,7 +1180,8 @@ def test_points_that_do_not_fit():
     x, y, batch = random_field(tokens, 3), points_of(atoms, 4), torch.tensor([0, 0, 1, 2])
     near, whole = (GroupCrossAttention(atoms, atoms, atoms, radius=r).double() for r in (1.0, None))
     torus, edges = GroupCrossAttention(atoms, atoms, atoms, padding_mode="circular").double(), torch.zeros(2, 1).long()
-    one = random_field(atoms, 4, 4)
+    one, none = random_field(atoms, 4, 4), points_of(atoms, 0)
+    nowhere = GeometricTensor(y.tensor, atoms, y.coords.index_fill(0, torch.tensor([2]), torch.nan))
     for call, error, message in (
         (lambda: layer(x, y), ValueError, "key_batch: got None, needed the number of the image"),
         (lambda: layer(x, y, key_batch=batch), ValueError, "key_batch: got clouds up to number 2, needed 2"),
@@ -1193,8 +1194,14 @@ def test_points_that_do_not_fit():
         (lambda: whole(one, one, edge_index=edges), ValueError, "edge_index: got two sets on grids"),
         (lambda: near(y, y, edge_index=edges), ValueError, "edge_index: got edges, and the layer chooses"),
         (lambda: whole(y, y, edge_index=edges.double()), TypeError, "edge_index: got torch.float64"),
-        (lambda: whole(y, y, edge_index=edges + 4), ValueError, "edge_index: got points from 4"),
+        (lambda: whole(y, y, edge_index=edges + 4), ValueError, "edge_index: got 4 to 4, needed numbers from 0 to 3"),
         (lambda: torus(y, one), ValueError, "padding_mode: .* needed period="),
+        (lambda: whole(y, y, edge_index=edges, key_batch=batch[1:].clone()), ValueError, "key_batch: got shape"),
+        (lambda: whole(y, y, edge_index=edges, key_batch=batch + 1), ValueError, "edge_index: got edges from keys of"),
+        (lambda: layer(x, y, key_batch=batch - 1), ValueError, "key_batch: got -1 to 1, needed numbers from 0"),
+        (lambda: whole(y, nowhere), ValueError, "coords of key: got numbers .* by key_padding_mask"),
+        (lambda: whole(nowhere, y), ValueError, "coords of query: got numbers that are not finite$"),
+        (lambda: whole(y, none), ValueError, "keys: got no points"),
     ):
         with pytest.raises(error, match=message):
             call()
