@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import partial, wraps
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -228,7 +228,9 @@ def _look_up_kept(make: Callable[..., _T], *arguments: Any) -> _T:
     result = _look_up(make, *arguments)
     # What is made in inference mode is of no use to training.
     if tensors and not torch.is_inference_mode_enabled():
-        _of_tensors[key] = state, [weakref.ref(t, lambda _: _of_tensors.pop(key, None)) for t in tensors], result
+        # Bound here, as names of modules are gone when the interpreter ends; a reference is called with itself.
+        forget = partial(_of_tensors.pop, key)
+        _of_tensors[key] = state, [weakref.ref(t, forget) for t in tensors], result
         if len(_of_tensors) > _MOST_KEPT:
             _of_tensors.pop(next(iter(_of_tensors)), None)
     return result
