@@ -163,17 +163,21 @@ class WholeClouds(Neighbours):
 
 
 class Nearest(Neighbours):
-    """So many keys ``(N, K)`` of every query, the nearest first; -1 at the end fills up, if ``padded``."""
+    """So many keys ``(N, K)`` of every query, the nearest first; -1 at the end fills up, if ``padded``.
 
-    def __init__(self, keys: Tensor, padded: bool):
-        self._keys, self._padded = keys, padded
+    Queries that see nothing are left out, but in a CUDA graph, which cannot wait for their number.
+    """
+
+    def __init__(self, keys: Tensor, padded: bool, among: bool):
+        self._queries, self._keys, self._padded = torch.arange(len(keys), device=keys.device), keys, padded
+        if not (among or in_graph()):  # among themselves points see themselves at least
+            self._queries = where(keys[:, 0] >= 0)
+            self._keys = keys[self._queries]
 
     def _chunks(self, limit: int) -> list[Chunk]:
-        number, width = self._keys.shape
-        queries = torch.arange(number, device=self._keys.device).unsqueeze(1)
-        size = max(1, limit // max(1, width))
-        chunks = zip(queries.split(size), self._keys.split(size), strict=True)
-        return [Chunk(*of_chunk, self._padded) for of_chunk in chunks]
+        size = max(1, limit // max(1, self._keys.shape[1]))
+        chunks = zip(self._queries.unsqueeze(1).split(size), self._keys.split(size), strict=True)
+        return [Chunk(*of_chunk, self._padded) for of_chunk in chunks] if len(self._queries) else []
 
 
 class CloudPairs(Neighbours):
@@ -392,7 +396,7 @@ class Neighbourhood:
             # One row more is for queries that fill up.
             table = table.index_copy(0, torch.where(asking < 0, len(x), asking), keys)
         complete = self.radius is None and isinstance(clouds, WholeClouds) and clouds.sizes[-1] >= few
-        return Nearest(table[:-1], padded=not complete)
+        return Nearest(table[:-1], not complete, among)
 
 
 # The distances that are worked out at once on a GPU.

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from contextlib import nullcontext
 from fractions import Fraction
 
 import pytest
@@ -27,6 +28,7 @@ from escnn_attention.functional import ON_GRIDS
 from escnn_attention.functional.grid import dense, triton
 from escnn_attention.functional.grid.native import why_not_built
 from escnn_attention.functional.rotate import rotate
+from escnn_attention.geometry.cache import Recording
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.groups.fibers import fibers
@@ -956,6 +958,31 @@ def test_tori_that_do_not_fit():
         fields = regular(space, 1)
         with pytest.raises(ValueError, match=message):
             GroupCrossAttention(fields, fields, fields, 1, 3, head_fields=4, encoding=encoding, **CIRCLE)
+
+
+@pytest.mark.parametrize(("backend", "graph"), [("reference", False), ("neighbours", False), ("neighbours", True)])
+@pytest.mark.parametrize("far", [0.0, 100.0])
+def test_queries_without_near_keys_see_nothing(backend, graph, far):
+    """So many nearest within a radius: in a CUDA graph such queries are not left out."""
+    fields = regular(D4, 1)
+    layer = drawn(GroupCrossAttention(fields, fields, fields, head_fields=2, radius=0.5, num_neighbours=2))
+    layer.plain.backend = backend
+    x, y = points_of(fields, 4), points_of(fields, 3)
+    places = x.coords.index_add(0, torch.tensor([1, 2]), torch.full((2, 2), 50.0, dtype=torch.float64))
+    leaves = [x.tensor.requires_grad_(), y.tensor.requires_grad_()]
+
+    def output(x, y):
+        queries, keys = GeometricTensor(x, fields, places), GeometricTensor(y, fields, places[[0, 0, 3]] + far)
+        return layer(queries, keys).tensor
+
+    with Recording([]) if graph else nullcontext():
+        out = output(*leaves)
+        found = torch.autograd.grad(out.square().sum(), leaves, allow_unused=True)
+    nothing = output(*(0 * t for t in leaves))
+    torch.testing.assert_close(out[[1, 2]], nothing[[1, 2]])
+    assert (out[[0, 3]] - nothing[[0, 3]]).abs().max() > 0.01 or far
+    assert out.isfinite().all()
+    assert all(g is None or g.isfinite().all() for g in found)
 
 
 def test_points_of_one_set_are_point_self_attention():
