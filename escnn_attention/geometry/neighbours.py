@@ -367,7 +367,8 @@ class Neighbourhood:
     def _by_distances(self, x: Tensor, clouds: WholeClouds | CloudPairs, y: Tensor | None = None) -> Neighbours:
         """The neighbours of points ``(N, d)`` in their ``clouds``, among themselves or the keys ``(N', d)``.
 
-        For a number of neighbours, and in CUDA graphs, nothing is read on the host but the sizes of clouds.
+        For a number of neighbours, and in CUDA graphs, the host reads the sizes of clouds only, and between two sets
+        outside of graphs which queries see anything.
         """
         among, few = y is None, self.num_neighbours
         if few is None and in_graph():

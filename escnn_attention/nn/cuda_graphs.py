@@ -47,10 +47,9 @@ class CudaGraphs(nn.Module):
 
     Raises:
         ValueError: ``max_graphs`` is not positive.
-        RuntimeError: when called, if the network reads numbers from the device (as many neighbours as there are within
-            a radius do, unless ``num_neighbours`` bounds them), or draws random numbers on the CPU (samples of a
-            continuous group that are transformed at random do), which a graph would repeat; in the backward pass, if
-            its graph was replayed again in between.
+        RuntimeError: when called, if the network reads numbers from the device, or draws random numbers on the CPU
+            (samples of a continuous group that are transformed at random do), which a graph would repeat; in the
+            backward pass, if its graph was replayed again in between.
 
     Example:
         >>> import torch
