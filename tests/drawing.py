@@ -95,23 +95,26 @@ class Drawn:
 
 @dataclass(frozen=True)
 class DrawnPair(Drawn):
-    """A cross-attention: features of queries and of keys, then the coordinates of those that are points, by name."""
+    """A cross-attention: features of queries, keys and perhaps values, then the coordinates of points, by name."""
 
     coords: dict[str, Tensor] = field(default_factory=dict)
 
     def input(self, layer: Layer) -> Any:
         return self.both(layer, *self.tensors)
 
-    def both(self, layer: Layer, x: Tensor, y: Tensor, *coords: Tensor) -> tuple[GeometricTensor, GeometricTensor]:
-        at = dict(zip(self.coords, coords, strict=True))
-        queries = GeometricTensor(x, layer.query_type, at.get("query_coords"))
-        return queries, GeometricTensor(y, layer.key_type, at.get("key_coords"))
+    def both(self, layer: Layer, *tensors: Tensor) -> tuple[GeometricTensor, ...]:
+        features = len(tensors) - len(self.coords)
+        at = dict(zip(self.coords, tensors[features:], strict=True))
+        types = (layer.query_type, layer.key_type, layer.value_type)
+        places = [at.get(f"{name}_coords") for name in ("query", "key", "key")]
+        return tuple(map(GeometricTensor, tensors[:features], types, places))
 
     def output(self, layer: Layer, *tensors: Tensor) -> Tensor:
         return values(layer(*self.both(layer, *tensors), **self.arguments))
 
     def exported(self, plain: Layer) -> Tensor:
-        return plain(*self.tensors[:2], **self.coords, **self.arguments)
+        features = len(self.tensors) - len(self.coords)
+        return plain(*self.tensors[:features], **self.coords, **self.arguments)
 
 
 @dataclass(frozen=True)
@@ -240,6 +243,12 @@ def window_of(draw: Draw, group: Fibers) -> dict[str, Any]:
     return {"kernel_size": draw.choice([1, 3, 5]), "dilation": draw.randint(1, 3), "window": draw.choice(shapes)}
 
 
+def normed(draw: Draw, options: dict[str, Any]) -> dict[str, Any]:
+    """Perhaps registers and normalised queries and keys."""
+    registers = options.get("keys") != "own" and "normalization" not in options and draw.yes(0.3)
+    return {"registers": draw.randint(1, 2) if registers else 0, "qk_norm": draw.yes(0.3)}
+
+
 def grids(draw: Draw) -> Drawn:
     """Self-attention on grids, for a finite group."""
     space = draw.finite_space()
@@ -262,15 +271,32 @@ def grids(draw: Draw) -> Drawn:
         options["projection"] = "pointwise"
     if "projection" not in options and name != "rotary":
         draw.cosets(types, options)
+    options |= normed(draw, options) if "poses" not in options else {}
     batch, shape = on_grid(draw, space, group, options)
+    resampled = layer is ea.GroupSelfAttention and group.dimension and options.get("dilation", 1) == 1
+    step = draw.choice([1, 1, 2, 3]) if resampled else 1
+    if step > 1 and options["kernel_size"] != 1 and draw.yes():
+        options["scale_factor"] = step
+    elif step > 1:
+        options["stride"], shape = step, tuple(n - (n - 1) % step for n in shape)
     if layer is ea.LiftingSelfAttention:
         del options["query"]
+    arguments = {}
+    if group.dimension and "scale_factor" not in options and draw.yes(0.3):
+        arguments["mask"] = draw.tensor(batch, *shape) > -1
+        arguments["mask"].view(batch, -1)[:, 0] = True
 
     def error(layer: Layer, x: GeometricTensor) -> float:
-        return max(turned_error(layer, x), spaces.grid_error(layer, x))
+        errors = [spaces.grid_error(layer, x)] + [turned_error(layer, x)] * (step == 1)
+        for mask in arguments.values():
+            y, marks = layer(x, mask), GeometricTensor(mask.double().unsqueeze(1), spaces.scalars(space, 1))
+            for g in spaces.grid_generators(space):
+                z = layer(x.transform(g), marks.transform(g).tensor.squeeze(1) > 0.5).tensor
+                errors.append(float((z - y.transform(g).tensor).detach().norm() / spaces.size_of(y.tensor)))
+        return max(errors)
 
     x = draw.tensor(batch, types[0].size, *shape)
-    return Drawn(lambda: layer(*types, encoding=encoding(), **options), (x,), error)
+    return Drawn(lambda: layer(*types, encoding=encoding(), **options), (x,), error, arguments)
 
 
 def continuous(draw: Draw) -> Drawn:
@@ -286,8 +312,9 @@ def continuous(draw: Draw) -> Drawn:
     options = draw.modes(group) | {"samples": samples}
     encoding = ENCODINGS[draw.choice(list(ENCODINGS))]
     if draw.yes():
+        encoding = points.ENCODINGS[draw.choice(list(points.ENCODINGS))]
         return at_points(draw, ea.PointSelfAttention, types, options | {"encoding": encoding}, group.elements, exact)
-    options |= window_of(draw, group)
+    options |= window_of(draw, group) | normed(draw, options)
     batch, shape = on_grid(draw, space, group, options)
 
     def error(layer: Layer, x: GeometricTensor) -> float:
@@ -332,20 +359,29 @@ def clouds(draw: Draw) -> Drawn:
         options["projection"] = "pointwise"
     elif layer is ea.PointSelfAttention and "relation" not in options and name in ON_COSETS:
         draw.cosets(types, options)
+    if "poses" not in options and name in points.NORMED:
+        options |= normed(draw, options)
     return at_points(draw, layer, types, options | {"encoding": points.ENCODINGS[name]}, group.elements)
 
 
 def networks(draw: Draw) -> Drawn:
-    """Transformers on points, with any head."""
+    """Transformers on points, with any head, and their blocks."""
     space = points.SPACES[draw.choice(list(points.SPACES))]()
     in_type, out_type = draw.fields(space), draw.choice([3, "vector", draw.fields(space)])
     heads = {"readout": draw.choice(["clouds", "points"]), "head": {"poses": draw.choice(["mean", "max"])}}
     heads["pool"] = draw.choice(["mean", "sum", None, *(["max"] if isinstance(out_type, int) else [])])
     attention = {"query": draw.choice(["own", "all"]), "keys": draw.choice(["all", "own"])}
     number, positions = draw.randint(1, 2), draw.yes()
+    block, kind, block_type = draw.yes(0.3), draw.choice(["layer", "rms", "batch"]), draw.fields(space)
+    if block:  # of a lone scalar norms leave nothing
+        in_type += spaces.regular(space, 2)
     encoding = points.ENCODINGS[draw.choice([n for n in points.ENCODINGS if n not in ("rotary", "quadratic")])]
 
     def network(*_: Any, encoding: Any, num_heads: int, **options: Any) -> Layer:
+        if block:
+            parts = {"layer_scale": 0.5, "drop_path": 0.1, "norm_kind": kind, "num_heads": num_heads}
+            types = in_type, in_type if out_type == 3 else block_type
+            return ea.PointTransformerBlock(*types, encoding=encoding, hidden_fields=2, **parts, **attention | options)
         return models.PointTransformer(
             *(space, in_type, out_type),
             **{"fields": 2 * num_heads, "num_blocks": number, "num_heads": num_heads, "encoding": encoding},
@@ -431,7 +467,7 @@ def at_points(
         (draw.tensor(number, types[0].size), coords),
         error if exact else None,
         arguments,
-        formula if terms <= MOST_TERMS and group.samples is None and "poses" not in options else None,
+        formula if terms <= MOST_TERMS and group.samples is None and not {"poses", "registers"} & {*options} else None,
     )
 
 
@@ -457,34 +493,41 @@ def neighbours(
 
 def crossings(draw: Draw) -> Drawn:
     """Cross-attention between sequences, grids and points."""
-    space = spaces.PLANE[draw.choice(["trivial", "flip", "C2", "C4", "D4"])]()
+    name = draw.choice(["trivial", "flip", "C2", "C4", "D4", "C8", "D6", "mirror", "C3 3D", "octahedral"])
+    space = spaces.ALL[name]()
     sequence, group = ea.sequence_space(space.fibergroup), fibers(space)
     kinds = draw.choice(["grid grid", "sequence grid", "grid sequence", "sequence sequence", "points points"])
     kinds = draw.choice([kinds, "points grid", "grid points", "sequence points"]).split()
-    options, arguments, coords = draw.modes(group), {}, {}
+    options, arguments, coords, d = draw.modes(group), {}, {}, space.dimensionality
+    options |= normed(draw, options)
     encoding = ENCODINGS[draw.choice([name for name in ENCODINGS if name != "quadratic"])]
     both = [sequence if kind == "sequence" else space for kind in kinds]
     types = [draw.fields(gspace) for gspace in (*both, both[0])]
     batch = 1 if "points" in kinds else draw.randint(1, 2)
-    sides, ratio = (draw.randint(1, 3), draw.randint(1, 3)), draw.choice([(1, 1), (1, 2), (2, 1)])
+    sides, ratio = [draw.randint(1, 5 - d) for _ in range(d)], draw.choice([(1, 1), (1, 2), (2, 1)])
     tensors = []
     for kind, of_set, field_type, times in zip(kinds, ("query", "key"), types, ratio, strict=False):
         if kind == "points":
-            coords[f"{of_set}_coords"] = draw.tensor(number := draw.randint(1, 7), 2)
+            coords[f"{of_set}_coords"] = draw.tensor(number := draw.randint(1, 7), d)
             tensors.append(draw.tensor(number, field_type.size))
         else:
             shape = [times * side for side in sides][: field_type.gspace.dimensionality]
             tensors.append(draw.tensor(batch, field_type.size, *shape))
+    if draw.yes(0.3):
+        options["value_type"] = draw.fields(both[1])
+        tensors.append(draw.tensor(tensors[1].shape[0], options["value_type"].size, *tensors[1].shape[2:]))
     if "points" not in kinds and draw.yes(0.3):
         arguments["key_padding_mask"] = draw.tensor(batch, *tensors[1].shape[2:]) > 1
     if kinds == ["sequence", "sequence"] and tensors[0].shape[2] == tensors[1].shape[2]:
         options |= {"causal": draw.yes()}
     elif "grid" in kinds and "sequence" not in kinds and draw.yes():
         options["kernel_size"] = draw.choice([3, 5])
+        options |= {"spacing": draw.choice([1, 1.5, 2])} if kinds == ["grid", "grid"] and draw.yes() else {}
     elif "points" in kinds and "sequence" not in kinds:
         near = {"radius": draw.uniform(0.5, 1.2), "cutoff": draw.yes(), "num_neighbours": draw.choice([None, 1, 3])}
         options |= draw.choice([near, {"num_neighbours": 2}, {}])
-        if encoding() not in ("rotary", "absolute") and draw.yes(0.3):
+        square = all(map(is_signed_permutation, group.action))
+        if encoding() not in ("rotary", "absolute") and square and draw.yes(0.3):
             options["period"] = draw.uniform(2.5, 4)
 
     def error(layer: Layer, inputs: tuple[GeometricTensor, GeometricTensor]) -> float:
@@ -508,7 +551,7 @@ def crossings(draw: Draw) -> Drawn:
 
 def scales(draw: Draw) -> Drawn:
     """Self-attention on dilations."""
-    space = spaces.PLANE[draw.choice(["trivial", "flip", "C2", "C3", "C4", "D3", "D4"])]()
+    space = spaces.ALL[draw.choice(["trivial", "flip", "C2", "C3", "C4", "C8", "D3", "D4", "conical"])]()
     group = fibers(space)
     some = ea.Scales(draw.choice([2, 2, math.sqrt(2)]), draw.randint(1, 3))
     options = draw.modes(group) | {"kernel_size": draw.choice([1, 3]), "scales": some}
@@ -534,7 +577,9 @@ def scales(draw: Draw) -> Drawn:
 
 def convolutions(draw: Draw) -> Drawn:
     """Attentive convolutions, by their formula."""
-    space = (spaces.PLANE | spaces.VOLUME)[draw.choice(["trivial", "flip", "C2", "C4", "C8", "D3", "D4", "mirror"])]()
+    space = (spaces.PLANE | spaces.VOLUME)[
+        draw.choice(["trivial", "flip", "C2", "C4", "C8", "D3", "D4", "mirror", "C4 3D"])
+    ]()
     kinds = [draw.choice(["regular", "regular", "trivial"]) for _ in range(2)]
     types = [draw.alike(space, kind) for kind in kinds]
     channel, spatial = draw.yes(0.7), draw.yes(0.7)
@@ -719,7 +764,7 @@ KINDS: dict[str, tuple[Callable[[Draw], Drawn], int]] = {
     "grids": (grids, 100),
     "continuous": (continuous, 50),
     "clouds": (clouds, 70),
-    "networks": (networks, 25),
+    "networks": (networks, 40),
     "crossings": (crossings, 60),
     "scales": (scales, 25),
     "convolutions": (convolutions, 25),

@@ -21,7 +21,7 @@ from tests.drawing import AROUND, KINDS, Draw, Drawn, Layer, around
 from tests.nn.attention import turned_error
 from tests.sampling import seeds
 
-FEW = 3
+FEW = 4
 TOLERANCE = 1e-10
 # Interpreted, "triton" takes seconds for each of these.
 NAMES = sorted({*ON_GRIDS.backends, *BETWEEN_POINTS.backends} - {"triton"})
@@ -100,7 +100,7 @@ def check_copies(layer: Layer, drawn: Drawn) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(27)
 def test_drawn(kind, seed):
     drawn = KINDS[kind][0](Draw(f"{seed} {kind}"))
     layer = drawn.layer(seed)

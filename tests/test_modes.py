@@ -12,6 +12,7 @@ import gc
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -262,6 +263,17 @@ def test_no_mode_spoils_another_whatever_serves(name, backend, draw):
         pytest.skip("it does not serve this layer")
     modes = [*MODES, exported, compiled]
     check(CASES[name], draw.sample(modes, len(modes)), backend)
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("name", [name for name in CASES if "SelfAttention" in name or "CrossAttention" in name])
+def test_dropout_acts_in_training_only(name):
+    case = replace(CASES[name], training=False)
+    module = case.drawn()
+    module.plain.dropout, inputs = 0.5, case.inputs(module)
+    assert torch.equal(case.output(module, *inputs), case.output(module, *inputs))
+    module.train()
+    assert not torch.equal(case.output(module, *inputs), case.output(module, *inputs))
 
 
 @pytest.mark.sampled(11)

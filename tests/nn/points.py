@@ -41,6 +41,9 @@ ENCODINGS = {
     "content only": lambda: PairKernel("concat", "none", "mlp", hidden=4),
 }
 
+NORMED = ("mlp", "shared", "separable", "fourier", "rotary", "none", "LieTransformer", "2232")
+"""Encodings of layers that may have registers and normalised queries and keys."""
+
 
 def mixed(space, fields: int = 1) -> FieldType:
     """Regular, trivial and other fields."""

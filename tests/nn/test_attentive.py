@@ -1,13 +1,10 @@
-import copy
-import io
-
 import pytest
 import torch
 import torch.nn.functional as F
 from escnn import gspaces
-from escnn.nn import FieldType, GeometricTensor, R2Conv, SequentialModule
+from escnn.nn import FieldType, GeometricTensor, R2Conv
 
-from escnn_attention import equivariance_report, working_memory
+from escnn_attention import working_memory
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention
 from tests import spaces
@@ -159,15 +156,6 @@ def test_attention_maps_are_equivariant(kind):
         channel = maps.channel[..., group.quotient[n]] if maps.channel.shape[-1] > 1 else maps.channel
         torch.testing.assert_close(turned.channel, channel)
         torch.testing.assert_close(turned.spatial, planes(gspace, maps.spatial).transform(g).tensor)
-
-
-def test_in_front_of_a_convolution_of_escnn():
-    gspace = gspaces.rot2dOnR2(4)
-    fields = spaces.regular(gspace, 2)
-    network = SequentialModule(attention_on(fields), R2Conv(fields, fields, 3))
-    report = equivariance_report(network, (1, 8, 7, 7))
-    assert report.relative_error < 1e-6
-    assert not report.inexact_layers
 
 
 @pytest.mark.parametrize(("variant", "present"), [("both", (1, 1)), ("channel", (1, 0)), ("spatial", (0, 1))])
@@ -337,25 +325,6 @@ def test_without_attention_it_is_the_convolution_of_escnn(kinds):
 # ---------------------------------------------------------------------------------------------------- equivariance
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", PLANE | VOLUME)
-def test_equivariant_attentive_conv(name, variant):
-    gspace = (PLANE | VOLUME)[name]()
-    for kinds in (("regular", "regular"), ("trivial", "regular"), ("regular", "trivial"), ("trivial", "trivial")):
-        layer = layer_on(gspace, (2, 1), kinds, **VARIANTS[variant])
-        assert spaces.grid_error(layer, input_of(layer, 5 if gspace.dimensionality == 2 else 3)) < EXACT
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", sorted((spaces.PLANE | spaces.VOLUME).keys() - (PLANE | VOLUME).keys()))
-def test_equivariant_for_every_group(name):
-    gspace = (spaces.PLANE | spaces.VOLUME)[name]()
-    for kinds in (("regular", "regular"), ("trivial", "regular")):
-        layer = layer_on(gspace, (1, 1), kinds)
-        assert spaces.grid_error(layer, input_of(layer, 3)) < EXACT
-
-
 def test_elements_between_the_points_act_on_the_fibers_attentive_conv():
     """All of C8 where space plays no part: kernels of one place on a constant field."""
     gspace = gspaces.rot2dOnR2(8)
@@ -429,12 +398,6 @@ def test_theorem_1_an_attention_operator_that_is_not_equivariant_breaks_it_atten
     assert spaces.grid_error(layer, x) < EXACT
 
 
-def test_check_equivariance_and_report():
-    layer = layer_on(gspaces.flipRot2dOnR2(4), (1, 1))
-    assert len(layer.check_equivariance(atol=1e-10, rtol=1e-10)) == 8
-    assert equivariance_report(layer, (1, 8, 6, 6)).relative_error < EXACT
-
-
 # --------------------------------------------------------------------------------------------------------- the maps
 
 
@@ -485,24 +448,6 @@ def test_maps_that_are_turned_off(variant, present):
 
 
 # ---------------------------------------------------------------------------------------------------- memory, state
-
-
-def test_state():
-    layer, other = (layer_on(gspaces.rot2dOnR2(8), (2, 2)) for _ in range(2))
-    x = input_of(layer)
-    buffer = io.BytesIO()
-    torch.save(layer.state_dict(), buffer)
-    buffer.seek(0)
-    other.load_state_dict(torch.load(buffer))
-    torch.testing.assert_close(other(x).tensor, layer(x).tensor)
-    torch.testing.assert_close(copy.deepcopy(layer)(x).tensor, layer(x).tensor)
-    names = {n for n, _ in layer_on(gspaces.rot2dOnR2(4)).named_parameters()}
-    assert names == {"plain.bias"} | {f"plain.{p}.weight" for p in ("kernel", "squeeze", "excite", "spatial")}
-
-
-def test_equivariance_survives_changes_of_precision():
-    layer = layer_on(gspaces.rot2dOnR2(8), (2, 2)).to(torch.bfloat16).float().double()
-    assert spaces.grid_error(layer, input_of(layer)) < EXACT
 
 
 def test_repr_attentive_conv():

@@ -336,14 +336,6 @@ def test_a_block_is_the_formula(at_positions):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
-def test_every_parameter_trains_once_gates_are_open():
-    fields = FieldType(C4, [C4.regular_repr, C4.irrep(1), C4.trivial_repr])
-    block = drawn(block_on(fields)).train()
-    (block(spaces.random_field(fields, 4, 4), condition=torch.randn(2, N).double()).tensor.sin().sum()).backward()
-    for name, parameter in block.named_parameters():
-        assert parameter.grad.abs().max() > 0, name
-
-
 def test_times():
     embedding = TimestepEmbedding(6, scale=10.0).double()
     t = torch.tensor([0.0, 0.3], dtype=torch.float64)
@@ -501,10 +493,3 @@ def test_networks_without_a_condition_refuse_blocks_with_one():
         HybridNet(C4, 1, 2, widths=(2, 2), convolutions=(1, 0), attention=(0, 1), block={"condition": 3})
     with pytest.raises(TypeError, match="attention: got 'condition'"):
         PointTransformer(C4, 2, 1, fields=2, num_blocks=1, num_heads=1, attention={"condition": 3})
-
-
-def test_blocks_without_a_condition_are_what_they_were():
-    fields = spaces.regular(C4, 2)
-    names = [name for name, _ in block_on(fields, condition=None).named_parameters()]
-    assert names[0] == "before.0.plain.weight"
-    assert not [name for name in names if "gate" in name or "linear" in name]

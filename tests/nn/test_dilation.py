@@ -1,7 +1,5 @@
 """Scales and what is done to each of them."""
 
-import copy
-import itertools
 import math
 
 import numpy as np
@@ -20,7 +18,7 @@ from escnn_attention.nn.dilation import (
 )
 from tests.layers import drawn
 from tests.nn.scales import EXACT, THREE, TOLERANCE, group, lifting, turned_error
-from tests.spaces import PLANE, VOLUME, grid_error, mixed, random_field, regular, scalars, shape_of
+from tests.spaces import PLANE, grid_error, mixed, random_field, regular, scalars, shape_of
 
 
 class TestPerScale:
@@ -114,38 +112,6 @@ def gaussians(size, spacing):
 
 
 class TestFiberGroup:
-    @pytest.mark.sampled
-    @pytest.mark.parametrize("windows", ["scaled", "dilated", "fixed"])
-    @pytest.mark.parametrize("query", ["own", "all", "lifting"])
-    @pytest.mark.parametrize("name", ["trivial", "C4", "D3"])
-    def test_every_window(self, name, query, windows):
-        space = PLANE[name]()
-        layer = lifting(space, windows=windows) if query == "lifting" else group(space, windows=windows, query=query)
-        x = random_field(drawn(layer).in_type, 5, 5, batch=1)
-        assert turned_error(layer, x) < TOLERANCE
-        assert grid_error(layer, x) < TOLERANCE
-
-    @pytest.mark.sampled
-    @pytest.mark.parametrize("query", ["own", "lifting"])
-    @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "rotary", "none"])
-    @pytest.mark.parametrize("scales", [Scales(math.sqrt(2), 4), THREE], ids=["√2", "2"])
-    def test_every_encoding(self, scales, encoding, query):
-        space = PLANE["C8"]()
-        layer = (lifting if query == "lifting" else group)(space, scales, encoding=encoding)
-        x = random_field(layer.in_type, 5, 4, batch=1)
-        assert turned_error(layer, x) < TOLERANCE
-        assert grid_error(layer, x) < TOLERANCE
-
-    @pytest.mark.parametrize("measure", ["haar", "counting", "printed"])
-    @pytest.mark.parametrize("interval", [1, 3])
-    def test_every_measure_and_interval(self, interval, measure):
-        layer = group(PLANE["D4"](), interval=interval, measure=measure)
-        assert grid_error(layer, random_field(layer.in_type, 5, 5, batch=1)) < TOLERANCE
-
-    def test_in_space(self):
-        layer = SequentialModule(*(f(VOLUME["conical"](), Scales(2, 2)) for f in (lifting, group)))
-        assert grid_error(layer, random_field(layer.in_type, 4, 4, 4, batch=1)) < TOLERANCE
-
     def test_per_scale_and_pooling(self):
         fields = regular(PLANE["D4"](), 2)
         norm = drawn(PerScale(FieldLayerNorm(fields), THREE))
@@ -161,23 +127,6 @@ class TestFiberGroup:
         layer = group(PLANE["D3"]())
         layer.plain.quotient[:] = torch.arange(layer.plain.quotient.shape[1])
         assert turned_error(layer, random_field(layer.in_type, 5, 5)) > 1e-3
-
-    @pytest.mark.exhaustive
-    @pytest.mark.parametrize("windows", ["scaled", "dilated"])
-    @pytest.mark.parametrize("query", ["own", "all", "lifting"])
-    @pytest.mark.parametrize("name", PLANE)
-    def test_exhaustive(self, name, query, windows):
-        for encoding, interval in itertools.product(("mlp", "separable", "fourier", "rotary", "none"), (1, 2, 3)):
-            options = {"windows": windows, "encoding": encoding}
-            space = PLANE[name]()
-            layer = (
-                lifting(space, **options)
-                if query == "lifting"
-                else group(space, query=query, interval=interval, **options)
-            )
-            x = random_field(layer.in_type, 6, 5, batch=1)
-            assert turned_error(layer, x) < TOLERANCE
-            assert grid_error(layer, x) < TOLERANCE
 
 
 class TestDilatedWindows:
@@ -406,62 +355,6 @@ class TestOneScale:
         torch.testing.assert_close(ours(x).tensor, plain(x).tensor)
 
 
-MODULES = {
-    "lifting": lambda: lifting(PLANE["C4"](), dropout=0.1),
-    "lifting, dilated": lambda: lifting(PLANE["C8"](), windows="dilated"),
-    "group": lambda: group(PLANE["C4"](), Scales(math.sqrt(2), 3), dropout=0.1),
-    "group, all": lambda: group(PLANE["flip"](), query="all", interval=3, encoding="rotary"),
-    "group, printed": lambda: group(PLANE["C4"](), measure="printed"),
-    "per scale": lambda: PerScale(FieldLayerNorm(mixed(PLANE["C4"]())), THREE),
-    "pooling": lambda: ScalePooling(THREE.repeat(regular(PLANE["C4"](), 2)), THREE),
-}
-
-
-@pytest.mark.parametrize("name", MODULES)
-class TestModule:
-    def test_every_parameter_learns(self, name):
-        module = drawn(MODULES[name]()).eval()
-        x = random_field(module.in_type, 6, 6)
-        x.tensor.requires_grad_()
-        module(x).tensor.square().sum().backward()
-        for parameter, value in module.named_parameters():
-            assert value.grad.abs().max() > 0, parameter
-
-    def test_lower_precision(self, name):
-        module = drawn(MODULES[name]()).eval()
-        x = random_field(module.in_type, 6, 6)
-        exact = module(x).tensor
-        for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
-            low = copy.deepcopy(module).to(dtype)(module.in_type(x.tensor.to(dtype))).tensor
-            assert low.dtype == dtype
-            assert (low.double() - exact).norm() < tolerance * exact.norm()
-        # Constants are rounded from float64 once more.
-        assert grid_error(module.float().double(), x) < 1e-12
-
-    def test_a_batch_of_nothing(self, name):
-        module = MODULES[name]().double()
-        x = random_field(module.in_type, 4, 4, batch=0)
-        assert module(x).shape == module.evaluate_output_shape(tuple(x.shape))
-
-    def test_wrong_input(self, name):
-        module = MODULES[name]()
-        kind = type(module).__name__
-        with pytest.raises(TypeError, match=f"input: {kind} got Tensor"):
-            module(torch.randn(1, module.in_type.size, 4, 4))
-        with pytest.raises(ValueError, match=f"input: {kind} got a tensor of type"):
-            module(random_field(module.in_type + module.in_type, 4, 4))
-        with pytest.raises(ValueError, match=f"input_shape: {kind} got"):
-            module.evaluate_output_shape((1, module.in_type.size + 1, 4, 4))
-
-
-def test_dropout_acts_in_training_only():
-    layer = group(PLANE["C4"](), dropout=0.5)
-    x = random_field(layer.in_type, 5, 5)
-    assert not torch.equal(layer(x).tensor, layer(x).tensor)
-    layer.eval()
-    assert torch.equal(layer(x).tensor, layer(x).tensor)
-
-
 def test_translations_away_from_the_border():
     layer = lifting(PLANE["C4"](), Scales(2, 2))
     x = random_field(layer.in_type, 11, 11)
@@ -487,11 +380,6 @@ def test_says_what_it_is():
     text = repr(lifting(PLANE["C4"](), windows="dilated", measure="printed"))
     assert "kernel_size=3 (square, dilated), measure='printed'" in text
     assert "interval" not in text
-
-
-def test_check_equivariance():
-    layer = group(PLANE["D4"](), Scales(2, 2))
-    assert len(layer.check_equivariance()) == 8
 
 
 C4 = PLANE["C4"]

@@ -7,13 +7,18 @@ from escnn import gspaces, nn
 from escnn_attention import (
     AttentiveConv,
     Crop,
+    DilationLiftingSelfAttention,
+    DilationSelfAttention,
     FeatureAttention,
     FieldLayerNorm,
     GroupSelfAttention,
     HalvingPool,
     LiftingSelfAttention,
+    PerScale,
     PoseAttention,
     PoseLinear,
+    ScalePooling,
+    Scales,
     SiLU,
     TransformerBlock,
     equivariance_report,
@@ -27,6 +32,7 @@ POINT = spaces.regular(spaces.POINT["D4 on a point"](), 2)
 VOLUME = spaces.mixed(gspaces.conicalOnR3(2))
 MIXED = spaces.mixed(C4.gspace)
 SCALARS = spaces.scalars(C4.gspace, 3)
+SCALES = Scales(2, 2)
 
 # Each with a size of the grid. Biases, scales and weights that begin at zero or one are drawn below.
 MODULES = {
@@ -51,6 +57,13 @@ MODULES = {
     "FeatureAttention": lambda: (FeatureAttention(C4), 5),
     "PoseAttention": lambda: (PoseAttention(C4), 5),
     "Crop": lambda: (Crop(C4, 1), 5),
+    "DilationLiftingSelfAttention": lambda: (
+        DilationLiftingSelfAttention(SCALARS, SCALES.repeat(MIXED), SCALES, 2, head_fields=2, dropout=0.1),
+        5,
+    ),
+    "DilationSelfAttention": lambda: (DilationSelfAttention(*2 * [SCALES.repeat(C4)], SCALES, measure="printed"), 5),
+    "PerScale": lambda: (PerScale(FieldLayerNorm(MIXED), SCALES), 5),
+    "ScalePooling": lambda: (ScalePooling(SCALES.repeat(C4), SCALES), 5),
     "HalvingPool": lambda: (HalvingPool(C4), 5),
     "TransformerBlock of two types": lambda: (TransformerBlock(SCALARS, C4, norm="gsa", kernel_size=None), 4),
 }

@@ -148,18 +148,6 @@ def test_the_pointwise_network_has_dropout_too():
     torch.testing.assert_close(runs[runs != 0], branch[runs != 0] / 0.6, rtol=1e-3, atol=1e-5)
 
 
-def test_dropout_of_attention_stops_in_eval_mode():
-    hidden = spaces.regular(C4, 4)
-    block = silent_tail(TransformerBlock(hidden, hidden, 2, 3, norm="pre", attention_dropout=0.4))
-    x = hidden(torch.randn(1, 16, 5, 5).expand(400, -1, -1, -1))
-    with torch.no_grad():
-        branch = block.eval()(x).tensor - x.tensor
-        assert torch.equal(block(x).tensor - x.tensor, branch)
-        runs = block.train()(x).tensor - x.tensor
-    assert runs.std(0).mean() > 0.02
-    assert (runs.mean(0) - branch[0]).norm() < 0.1 * branch[0].norm()
-
-
 def test_dropout_takes_vectors_as_a_whole():
     """Its coordinates alone would not turn like a vector."""
     vectors = FieldType(C4, 5 * [C4.irrep(1)])
@@ -170,18 +158,6 @@ def test_dropout_takes_vectors_as_a_whole():
     gone = branch.abs() < 1e-6
     assert torch.equal(gone[:, :, 0], gone[:, :, 1])
     assert 0.3 < gone.float().mean() < 0.7
-
-
-@norms
-def test_both_norms_train_from_the_start(norm):
-    """Every parameter has a gradient of its own, with dropout too."""
-    hidden = spaces.regular(C4, 4)
-    block = TransformerBlock(spaces.scalars(C4, 3), hidden, 2, 3, norm=norm, dropout=0.1, attention_dropout=0.1)
-    y = block(spaces.random_field(block.in_type, 5, 5, dtype=torch.float32)).tensor
-    (y * torch.randn_like(y)).sum().backward()
-    for name, parameter in block.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().max() > 0, name
 
 
 def test_attention_maps_are_those_of_the_attention_inside():
@@ -244,15 +220,6 @@ REGULAR = spaces.regular(C4, 2)
 def test_wrong_arguments_are_named(arguments, options, error, message):
     with pytest.raises(error, match=f"^{message}"):
         TransformerBlock(*arguments, **options)
-
-
-@norms
-def test_repr(norm):
-    text = repr(TransformerBlock(REGULAR, REGULAR, kernel_size=3, norm=norm, encoding="fourier"))
-    assert f"norm='{norm}'" in text
-    assert "kernel_size=3" in text
-    assert "FourierEncoding" in text
-    assert "PoseLinear" in text
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.25])
@@ -432,28 +399,6 @@ def cloud(field_type: FieldType, number: int = 8) -> GeometricTensor:
     return GeometricTensor(x, field_type, coords)
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("kernel_features", [None, 3])
-@pytest.mark.parametrize("space", [gspaces.flipRot2dOnR2(5), gspaces.rot2dOnR3(3), gspaces.invOnR3()])
-@pytest.mark.parametrize("same", [True, False])
-def test_equivariance_and_export(space, kernel_features, same):
-    torch.manual_seed(0)
-    in_type = fields(space)
-    out_type = in_type if same else FieldType(space, [space.basespace_action, space.trivial_repr])
-    block = PointTransformerBlock(
-        in_type, out_type, num_heads=2, head_fields=2, kernel_features=kernel_features, radius=1.5
-    ).double()
-    x, batch = cloud(in_type), torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
-    y = block(x, batch=batch)
-    assert y.coords is x.coords
-    assert block.evaluate_output_shape(tuple(x.tensor.shape)) == tuple(y.tensor.shape)
-    for h in space.fibergroup.elements:
-        z = block(x.transform(h), batch=batch).tensor
-        torch.testing.assert_close(z, y.transform_fibers(h).tensor, rtol=1e-10, atol=1e-11)
-    torch.testing.assert_close(block.export()(x.tensor, x.coords, batch=batch), y.tensor)
-    block.check_equivariance()
-
-
 def test_masked_points_reach_nothing():
     torch.manual_seed(1)
     space = gspaces.rot2dOnR2(4)
@@ -616,17 +561,6 @@ def test_bad_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             block(x, mask=everyone, **arguments)
-
-
-def test_dropout_is_for_training():
-    torch.manual_seed(2)
-    space = gspaces.rot2dOnR2(4)
-    in_type = fields(space)
-    block = PointTransformerBlock(in_type, in_type, dropout=0.5, attention_dropout=0.2).double()
-    x = cloud(in_type)
-    assert not torch.equal(block(x).tensor, block(x).tensor)
-    block.eval()
-    assert torch.equal(block(x).tensor, block(x).tensor)
 
 
 def test_any_attention():
