@@ -8,8 +8,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_type_hints
 
@@ -48,8 +47,7 @@ def _say_stopped(name: str, given: Sequence[str]) -> None:
 
     if getattr(rank_zero_only, "rank", None):
         return
-    # With --restart, the command would move the run aside.
-    command = shlex.join([_PROGRAM, *(word for word in given if word != "--restart")])
+    command = shlex.join([_PROGRAM, *given])
     trains = given[:1] in (["fit"], ["compare"])
     way_on = "finished epochs are kept, and this resumes" if trains else "this starts again"
     _print_error(f"stopped by {name}; {way_on}: {command}")
@@ -60,8 +58,6 @@ def _print_error(message: str) -> None:
 
 
 app = typer.Typer(cls=_Commands, add_completion=False, pretty_exceptions_enable=False)
-
-_MOST_THREADS = 8  # the networks are small: more threads than this mostly wait for each other
 
 
 def _say_version(asked: bool) -> None:
@@ -80,35 +76,18 @@ def describe(
 
 
 def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a function the fields of :class:`Settings` as options, and ``threads``: typer reads them off a signature."""
-    hints = get_type_hints(Settings, include_extras=True) | {"threads": _THREADS}
-    defaults = {field.name: field.default for field in fields(Settings)} | {"jobs": None, "threads": None}
-    # Typer takes a tuple for an option of several values.
-    (option,) = hints["networks"].__metadata__
-    hints["networks"], defaults["networks"] = Annotated[str, option], ",".join(Settings.networks)
-    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
-            for name, default in defaults.items()
-        ]
-    )
+    """Give a function the fields of :class:`Settings` as options: typer reads them off a signature."""
+    hints, kind = get_type_hints(Settings, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name]) for f in fields(Settings)
+    ]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return function
-
-
-_THREADS = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Threads of each on the CPU. (default: $OMP_NUM_THREADS, or its part of the cores, up to"
-        f" {_MOST_THREADS})",
-        show_default=False,
-    ),
-]
 
 
 @app.command()
 @_with_settings
-def compare(*, threads: int | None, **options: Any) -> None:
+def compare(**options: Any) -> None:
     """Train four networks on upright images and compare them on upright and on rotated ones.
 
     A CNN that is not equivariant, a steerable CNN, a hybrid of steerable convolutions and group self-attention, and a
@@ -116,7 +95,22 @@ def compare(*, threads: int | None, **options: Any) -> None:
 
     Started again, the command resumes where it was stopped or killed: no finished epoch is run again.
     """
-    _run_comparison(Settings(**options), threads)
+    console, settings = Console(), Settings(**options)
+    # Imported late: --help and mistakes in the options need nothing of it.
+    with console.status("loading torch, escnn and Lightning"):
+        import torch
+
+        from escnn_attention.training.comparison.compare import compare as run
+        from escnn_attention.training.comparison.compare import result_table
+        from escnn_attention.training.errors import UserError
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # networks so small hardly gain from a second one
+    try:
+        results = run(settings)
+    except UserError as error:
+        _fail(error)
+    console.print(result_table(results))
+    console.print(f"written: {settings.folder / 'results.csv'}", markup=False, highlight=False, soft_wrap=True)
 
 
 _LIGHTNING: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -214,51 +208,6 @@ def _run_experiment(command: str, arguments: Sequence[str]) -> None:
 def _fail(error: Exception) -> NoReturn:
     _print_error(f"error: {error}")
     raise typer.Exit(2) from error
-
-
-def _run_comparison(settings: Settings, threads: int | None) -> None:
-    console = Console()
-    # Imported late: --help and mistakes in the options need nothing of it.
-    with console.status("loading torch, escnn and Lightning"):
-        from escnn_attention.training.comparison.compare import compare as run
-        from escnn_attention.training.comparison.console import result_table
-        from escnn_attention.training.errors import UserError
-    settings = replace(settings, jobs=settings.jobs or _choose_jobs(settings))
-    _choose_threads(threads, settings.jobs)
-    try:
-        comparison = run(settings, partial(print, flush=True))
-    except UserError as error:
-        _fail(error)
-    console.print()
-    console.print(result_table(comparison))
-    console.print("\nwritten:")
-    for path in comparison.files:
-        console.print(f"  {path}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _choose_jobs(settings: Settings) -> int:
-    """As many networks at a time as there are cores, on a CPU: small networks hardly gain from a second thread."""
-    import joblib
-    import torch
-
-    elsewhere = torch.cuda.is_available() or torch.backends.mps.is_available()
-    if settings.accelerator not in ("auto", "cpu") or (settings.accelerator == "auto" and elsewhere):
-        return 1
-    return max(1, min(joblib.cpu_count(), len(settings.networks)))
-
-
-def _choose_threads(threads: int | None, jobs: int) -> None:
-    """Let torch use ``threads`` threads, or by default as many as each of ``jobs`` has cores, within reason.
-
-    torch counts the cores of the machine, of which a container may use few; joblib asks the system.
-    """
-    import joblib
-    import torch
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, min(joblib.cpu_count() // jobs, _MOST_THREADS)))
 
 
 def main() -> None:

@@ -58,12 +58,12 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 
 def remove_temporaries(folder: Path, *names: str) -> None:
-    """Remove the temporary files of :func:`atomic_file` that a killed process left, of all ``names`` if none are given.
+    """Remove the temporary files of :func:`atomic_file` that a killed process left of ``names``.
 
     No process may be writing.
     """
-    for name in map(glob.escape, names) if names else ("*",):
-        for stale in folder.glob(f".{name}.????????.tmp"):
+    for name in names:
+        for stale in folder.glob(f".{glob.escape(name)}.????????.tmp"):
             stale.unlink(missing_ok=True)
 
 
@@ -103,37 +103,13 @@ def _is_about(error: OSError, path: Path) -> bool:
     return Path(os.fsdecode(error.filename)).name.startswith(f".{path.name}.")
 
 
-def free_name(path: Path) -> Path:
-    """``NAME.old-1.json`` for ``NAME.json``, ``NAME.old-1`` for a folder, or the first such name that nothing has."""
-    suffix = "" if path.is_dir() else path.suffix
-    stem = path.name.removesuffix(suffix)
-    names = (path.with_name(f"{stem}.old-{number}{suffix}") for number in itertools.count(1))
-    return next(name for name in names if not name.exists())
-
-
 def keep_aside(path: Path) -> Path:
-    """Rename the file of another measurement (:func:`free_name`), and say so."""
-    aside = free_name(path)
+    """Rename the file of another measurement, ``NAME.old-1.json`` for ``NAME.json`` or the next number, and say so."""
+    names = (path.with_name(f"{path.stem}.old-{number}{path.suffix}") for number in itertools.count(1))
+    aside = next(name for name in names if not name.exists())
     path.rename(aside)
     print(f"{path} was of another measurement: it is kept as {aside.name}", file=sys.stderr)
     return aside
-
-
-def read_json(path: Path, way_out: str) -> dict[str, Any] | None:
-    """The dictionary in a file of JSON; None where there is no file.
-
-    Raises:
-        UserError: the file holds anything else; the message ends with ``way_out``.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): {way_out}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged (it holds a {type(content).__name__}): {way_out}")
-    return content
 
 
 def write_json(path: Path, value: Any) -> None:

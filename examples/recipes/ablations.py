@@ -18,14 +18,14 @@ import torch
 from rich.console import Console
 
 from escnn_attention.nn.summary import count_parameters
-from escnn_attention.training.comparison.compare import configure, train
-from escnn_attention.training.comparison.measure import (
+from escnn_attention.training.comparison.compare import (
     ANY_ANGLE,
     UPRIGHT,
-    ImageData,
+    configure,
     load_images,
     measure_accuracies,
     orient,
+    train,
 )
 from escnn_attention.training.comparison.networks import gspace_by_name
 from escnn_attention.training.comparison.settings import Settings
@@ -95,9 +95,9 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """Changes of a training, by the names of the network and of the change: new values of the configuration."""
 
 
-def configuration(name: str, changes: Mapping[str, Any], data: ImageData, settings: Settings) -> dict[str, Any]:
+def configuration(name: str, changes: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     """The configuration of the comparison's training of a network, changed."""
-    config = configure(name, data, settings)
+    config = configure(name, settings)
     for path, value in changes.items():
         set_value(config, path, copy.deepcopy(value))
     return config
@@ -109,10 +109,7 @@ def run(name: str, changes: Mapping[str, Any], settings: Settings) -> dict[str, 
     Raises:
         UserError: the folder has the result of another network or training.
     """
-    data = load_images("digits", None, settings.limit_train, settings.limit_test)
-    config = configuration(name, changes, data, settings)
-    limits = {"limit_train": settings.limit_train, "limit_test": settings.limit_test}
-    requested = json.loads(json.dumps({"configuration": config, **limits}))
+    requested = json.loads(json.dumps(configuration(name, changes, settings)))
     finished = settings.folder / "result.json"
     if finished.exists():
         kept = json.loads(finished.read_text(encoding="utf-8"))
@@ -120,11 +117,11 @@ def run(name: str, changes: Mapping[str, Any], settings: Settings) -> dict[str, 
             raise UserError(f"--out: {finished} is of another network or training; choose another folder")
         found: dict[str, float] = kept["measured"]
         return found
-    training = train(config, settings.folder / name)
-    network = training.model.network
-    images = orient(data.test[0], gspace_by_name(settings.group))
+    training = train(requested, settings.folder / name)
+    network, data = training.model.network, load_images(settings)
+    images = orient(data, gspace_by_name(settings.group))
     wanted = {orientation: images[orientation] for orientation in (UPRIGHT, ANY_ANGLE)}
-    result = measure_accuracies(network, wanted, data, torch.device("cpu"), 4 * settings.batch_size)
+    result = measure_accuracies(network, wanted, data, torch.device("cpu"))
     seconds = statistics.median(row["seconds"] for row in training.epochs)
     result |= {"parameters": count_parameters(network), "seconds": seconds}
     with atomic_file(finished) as file:

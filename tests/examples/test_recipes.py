@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from escnn_attention.training import Classifier
-from escnn_attention.training.comparison.measure import load_images
 from escnn_attention.training.comparison.settings import Settings
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.network import build_described
@@ -95,11 +94,10 @@ def test_the_figure_shows_means_and_errors(tmp_path, monkeypatch):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ablations.VARIANTS)
 def test_every_variant_is_another_training(name):
-    data = load_images("digits", None, 8, 8)
     settings = Settings(group="c4", parameters=900, epochs=5)
     variants, seen = ablations.VARIANTS[name], set()
     for changes in variants.values():
-        config = ablations.configuration(name, changes, data, settings)
+        config = ablations.configuration(name, changes, settings)
         model, augmented = config["model"], config["data"]["init_args"].get("rotate_train")
         options = model["optimizer"]["init_args"]
         module = Classifier(**model | {"network": build_described(model["network"]), "optimizer": adam})

@@ -19,16 +19,8 @@ from tests import samples
 # The package is imported by fixtures only: of a folder that is named pytest reads this file before it is told by
 # the one at the top how kernels run here, which Triton wants to know when it is first imported.
 if TYPE_CHECKING:
-    from escnn_attention.training.comparison.compare import Comparison
-    from escnn_attention.training.comparison.measure import ImageData
+    from escnn_attention.training.comparison.compare import NetworkResult
     from escnn_attention.training.comparison.settings import Settings
-
-
-@pytest.fixture(scope="session")
-def digits() -> ImageData:
-    from escnn_attention.training.comparison.measure import load_images
-
-    return load_images("digits")
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +29,7 @@ def tiny_in() -> Callable[[Path], Settings]:
     from escnn_attention.training.comparison.settings import Settings
 
     options = {"group": "c4", "parameters": 600, "epochs": 1, "batch_size": 25, "limit_train": 50, "limit_test": 20}
-    return lambda folder: Settings(networks=("cnn",), output=folder, accelerator="cpu", **options)
+    return lambda folder: Settings(networks="cnn", output=folder, accelerator="cpu", **options)
 
 
 @pytest.fixture
@@ -46,20 +38,20 @@ def tiny(tiny_in: Callable[[Path], Settings], tmp_path: Path) -> Settings:
 
 
 @pytest.fixture(scope="session")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Settings], Comparison]:
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Settings], list[NetworkResult]]:
     """``compare``, of which the folder is a copy where another test has compared the same."""
     from escnn_attention.training.comparison.compare import compare
 
-    kept: dict[Settings, tuple[Settings, Comparison]] = {}
+    kept: dict[Settings, tuple[Settings, list[NetworkResult]]] = {}
 
-    def run(settings: Settings) -> Comparison:
+    def run(settings: Settings) -> list[NetworkResult]:
         wherever = replace(settings, output=None)
         if wherever not in kept:
             original = replace(settings, output=tmp_path_factory.mktemp("compared") / "run")
             kept[wherever] = original, compare(original)
-        original, comparison = kept[wherever]
+        original, results = kept[wherever]
         shutil.copytree(original.folder, settings.folder)
-        return comparison
+        return results
 
     return run
 

@@ -1,6 +1,5 @@
 """Commands that a signal stops: exit status, what is kept, and the line that says how to go on."""
 
-import multiprocessing
 import os
 import shlex
 import signal
@@ -15,7 +14,6 @@ import pytest
 pytest.importorskip("jsonargparse")
 
 from escnn_attention.training import cli
-from escnn_attention.training.comparison import compare
 from escnn_attention.training.experiment.checkpoints import read_checkpoint
 from escnn_attention.training.modules.classifier import Classifier
 from escnn_attention.training.stopping import stoppable
@@ -54,20 +52,9 @@ def run(arguments, output, ready):
         return hook(module, *given)
 
     setattr(Classifier, HOOKS[command], linger)
-    if "fork" in multiprocessing.get_all_start_methods():  # of processes that begin at once
-        compare.side_by_side.__globals__["multiprocessing"] = Forks
     sys.argv = ["escnn-attention", *arguments]
     with open(output, "w", encoding="utf-8") as file, redirect_stdout(file), redirect_stderr(file):
         cli.main()
-
-
-class Forks:
-    active_children = staticmethod(multiprocessing.active_children)
-    parent_process = staticmethod(multiprocessing.parent_process)
-
-    @staticmethod
-    def get_context(_):
-        return multiprocessing.get_context("fork")
 
 
 def wait_for(path, lines=1):
@@ -95,8 +82,7 @@ CASES = [(command, name) for command in HOOKS for name in STATUS]
 def test_a_signal_stops_a_command(configuration, fitted, fork, quick_path, tmp_path, command, number, start):
     folder, output, ready = tmp_path / "a run", tmp_path / "output", tmp_path / "ready"
     if command == "compare":
-        arguments = [command, *TINY, "--epochs", "2", "--networks", "cnn,steerable", "--jobs", "2", "--restart"]
-        arguments += ["--output", str(folder)]
+        arguments = [command, *TINY, "--epochs", "2", "--output", str(folder)]
     else:
         file = configuration()
         if command != "fit":
@@ -111,7 +97,7 @@ def test_a_signal_stops_a_command(configuration, fitted, fork, quick_path, tmp_p
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0", "PYTHONPATH": quick_path}
         started = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], env=environment, cwd=ROOT)
         process_id, wait = started.pid, started.wait
-    busy = wait_for(ready, 2 if command == "compare" else 1)
+    busy = wait_for(ready)
     os.kill(process_id, number)
     assert wait() == STATUS[number]
     assert not any(map(is_alive, busy))
@@ -119,13 +105,12 @@ def test_a_signal_stops_a_command(configuration, fitted, fork, quick_path, tmp_p
     assert line.startswith(f"stopped by {signal.Signals(number).name}; ")
     assert "Traceback" not in output.read_text(encoding="utf-8")
     goes_on = shlex.split(line[line.index("escnn-attention") :])
-    assert goes_on == ["escnn-attention", *(word for word in arguments if word != "--restart")]
+    assert goes_on == ["escnn-attention", *arguments]
     if command in ("test", "predict"):
         assert {path.name for path in folder.iterdir()} == before
         return
-    trained = [folder / name for name in ("cnn", "steerable")] if command == "compare" else [folder]
-    for path in trained:
-        assert read_checkpoint(path / "last.ckpt")["epoch"] + 1 == FINISHED[command]
+    trained = folder / "cnn" if command == "compare" else folder
+    assert read_checkpoint(trained / "last.ckpt")["epoch"] + 1 == FINISHED[command]
 
 
 def test_the_command_that_is_told_goes_on(configuration, fork, tmp_path, monkeypatch):

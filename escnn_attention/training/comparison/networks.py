@@ -24,17 +24,6 @@ from escnn_attention.nn.summary import count_parameters
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.network import build_described
 
-TITLES = {"cnn": "plain CNN", "steerable": "steerable CNN", "hybrid": "hybrid", "gsa-net": "GSA-Net"}
-"""The networks in the order of the table, with their names in tables and figures."""
-
-DESCRIPTIONS = {
-    "cnn": "not equivariant",
-    "steerable": "steerable convolutions",
-    "hybrid": "convolutions and attention",
-    "gsa-net": "attention only",
-}
-"""The layers of each network, for figures and captions."""
-
 # Options of all four networks.
 _COMMON: dict[str, Any] = {"in_channels": 1, "antialiased": True}
 

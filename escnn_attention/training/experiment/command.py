@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -72,29 +72,23 @@ _NEEDED = ("state_dict", "epoch", "optimizer_states", "lr_schedulers", "loops", 
 _PARSERS: dict[tuple[str, Any], dict[str, Any]] = {}
 
 
-def run_experiment(
-    arguments: Sequence[str] | Mapping[str, Any], callbacks: Sequence[pl.Callback] = ()
-) -> ExperimentCLI:
+def run_experiment(arguments: Sequence[str]) -> ExperimentCLI:
     """Fit, validate, test or predict, as ``escnn-attention`` does.
 
     Args:
         arguments: the command and its options, of which all but ``fit`` take the configuration that the folder keeps
-            where none is given; or the configuration of a ``fit`` as plain values, with its ``folder``.
-        callbacks: of the trainer, beside those that the configuration names.
+            where none is given.
 
     Raises:
         UserError: an option or a configuration that cannot be parsed, the folder holds another experiment, a checkpoint
             is missing, or the data cannot be had.
     """
-    described, foreign = isinstance(arguments, Mapping), None
-    if not isinstance(arguments, Mapping):
-        options = with_recipe(arguments)
-        arguments = with_configuration(options, CONFIGURATION)
-        foreign = options if arguments != options and "--trust" not in options else None
+    options = with_recipe(arguments)
+    arguments = with_configuration(options, CONFIGURATION)
+    foreign = options if arguments != options and "--trust" not in options else None
     with quiet_lightning(), as_user_error():
         return ExperimentCLI(
-            "fit" if described else next(iter(arguments), ""),
-            callbacks,
+            next(iter(arguments), ""),
             foreign,
             model_class=TASKS.get(find_task(arguments), Classifier),
             datamodule_class=pl.LightningDataModule,
@@ -104,7 +98,7 @@ def run_experiment(
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             parser_kwargs={"prog": "escnn-attention", "exit_on_error": False},
-            args={"subcommand": "fit", "fit": arguments} if described else list(arguments),
+            args=list(arguments),
         )
 
 
@@ -117,15 +111,11 @@ class ExperimentCLI(LightningCLI):
 
     Args:
         command: the command to run; options of the others are not collected, which takes a second for each.
-        callbacks: of the trainer, beside those of the configuration.
         foreign: the options of the command where the configuration is the folder's own, which is not trusted.
     """
 
-    def __init__(
-        self, command: str, callbacks: Sequence[pl.Callback], foreign: Sequence[str] | None, **options: Any
-    ) -> None:
+    def __init__(self, command: str, foreign: Sequence[str] | None, **options: Any) -> None:
         self.command = command
-        self.callbacks = callbacks
         self.foreign = foreign
         super().__init__(**options)
 
@@ -175,12 +165,11 @@ class ExperimentCLI(LightningCLI):
         """Parse by the parser of the command alone: the parser above it would check everything again."""
         vars(parser).pop("print_config", None)  # asked for by arguments before these, which were wrong
         of_command = self._subcommand_parsers.get(self.command)
-        given = isinstance(args, Mapping)
         with as_misuse(self.command):
-            if of_command is None or (not given and any(text.startswith("--print_config") for text in args)):
+            if of_command is None or any(text.startswith("--print_config") for text in args):
                 super().parse_arguments(parser, args)  # which also prints configurations
             else:
-                parsed = of_command.parse_object(args[self.command]) if given else of_command.parse_args(args[1:])
+                parsed = of_command.parse_args(args[1:])
                 self.config = Namespace(**{"config": None, "subcommand": self.command, self.command: parsed})
         seed = self.config[self.config["subcommand"]]["seed_everything"]
         if isinstance(seed, bool) or not min_seed_value <= (seed or 0) <= max_seed_value:
@@ -248,7 +237,7 @@ class ExperimentCLI(LightningCLI):
             trained["configuration"], now, training_facts if self.subcommand == "fit" else network_facts
         )
         if changed:
-            way_out = "checkpoint" if self.checkpoint_is_given else "--folder"
+            way_out = "checkpoint" if self.checkpoint_is_given else "folder"
             raise UserError(
                 f"{self._told_apart(path)} is of another configuration: {changed}. Choose another {way_out}"
             )
@@ -334,7 +323,7 @@ class ExperimentCLI(LightningCLI):
         config = self._get(self.config_init, "trainer", default={})
         logger = config.get("logger")
         given = config.get("callbacks") or []
-        callbacks: list[pl.Callback] = [*(given if isinstance(given, list) else [given]), *self.callbacks]
+        callbacks: list[pl.Callback] = [*(given if isinstance(given, list) else [given])]
         training = self.subcommand == "fit" and self.writes
         if training:
             callbacks += [

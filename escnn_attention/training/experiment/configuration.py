@@ -91,10 +91,8 @@ def known_options(arguments: Sequence[str], *names: str) -> tuple[argparse.Names
     return parser.parse_known_args(list(arguments))
 
 
-def find_task(arguments: Sequence[str] | Mapping[str, Any]) -> str:
+def find_task(arguments: Sequence[str]) -> str:
     """The task that the options or the configuration files name; the other options depend on it."""
-    if isinstance(arguments, Mapping):
-        return str(arguments.get("task", "classification"))
     known, _ = known_options(arguments, "--config", "--task")
     task = "classification"
     for path in known.config:

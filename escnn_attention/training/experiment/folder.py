@@ -1,4 +1,4 @@
-"""The folders of ``fit`` and of ``compare``: names of files, locks, and checks of what a run may replace."""
+"""The folder of ``fit``: names of files, locks, and checks of what a run may replace."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Any
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
 from escnn_attention.training.experiment.configuration import differences, training_facts
-from escnn_attention.training.files import LOCK, free_name, locked_folder, read_json, remove_temporaries, write_json
+from escnn_attention.training.files import LOCK, locked_folder
 
 BEST, LAST = "best.ckpt", "last.ckpt"
 CONFIGURATION = "config.yaml"
 EPOCHS = "epochs.csv"
 TEST = "test.json"
 PREDICTIONS = "predictions.csv"
-COMPARISON = "configuration.json"
 
 WRITTEN = "# Written by escnn-attention fit."
 """The first line of the configuration that a folder keeps."""
@@ -76,64 +75,6 @@ def made_for_training(folder: Path, patience: float) -> Iterator[None]:
                     for path in made:
                         path.rmdir()
             raise
-
-
-@contextlib.contextmanager
-def open_comparison(folder: Path, facts: Mapping[str, Any], *, restart: bool) -> Iterator[Path | None]:
-    """Hold the folder of a comparison with the options ``facts``, new or resumed.
-
-    With ``restart`` an earlier comparison is moved aside; the block gets the folder that it was moved to.
-
-    Raises:
-        UserError: the folder holds something else or a comparison with other options, or another process uses it.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is not a folder: choose another --output")
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked_folder(folder, "choose another --output"):
-        stored = read_json(folder / COMPARISON, "choose another --output, or move the folder away")
-        moved = None
-        for part in (folder, folder / "figures"):
-            remove_temporaries(part)
-        if stored is None and any(not path.name.startswith(".") for path in folder.iterdir()):
-            raise UserError(f"{folder} holds files that are no comparison: choose another --output")
-        if stored is not None and restart:
-            moved = _moved_aside(folder)
-        elif stored is not None:
-            _check_same(folder, stored, facts)
-        write_json(folder / COMPARISON, dict(facts))
-        yield moved
-
-
-def _check_same(folder: Path, stored: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    changed = {name: (stored.get(name), facts.get(name)) for name in {**facts, **stored}}
-    changed = {name: values for name, values in changed.items() if values[0] != values[1]}
-    if changed.keys() - {"images"}:
-        changed.pop("images", None)  # other options have other images
-    named = ", ".join(
-        "the images themselves" if name == "images" else f"--{name} ({_shown(old)} there, {_shown(new)} now)"
-        for name, (old, new) in changed.items()
-    )
-    if named:
-        raise UserError(
-            f"{folder} holds a run with other options: {named}. Choose another --output, or give --restart, which moves"
-            " that run aside"
-        )
-
-
-def _shown(value: Any) -> Any:
-    return "none" if value is None else value
-
-
-def _moved_aside(folder: Path) -> Path:
-    """Move everything but the lock into a new folder beside ``folder``."""
-    aside = free_name(folder)
-    aside.mkdir()
-    # The options go last: if the process is killed in between, the rest is still known to belong to a comparison.
-    for path in sorted(folder.iterdir(), key=lambda path: path.name == COMPARISON):
-        if path.name != LOCK:
-            path.rename(aside / path.name)
-    return aside
 
 
 def stamp(path: Path) -> tuple[int, int] | None:

@@ -17,7 +17,7 @@ from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.callbacks import EpochHistory
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint, state_of
 from escnn_attention.training.experiment.folder import LAST, TEST
-from escnn_attention.training.files import keep_aside, locked, read_json, write_json
+from escnn_attention.training.files import keep_aside, locked, write_json
 
 
 def write_result(
@@ -46,7 +46,7 @@ def write_result(
     }
     path = folder / TEST
     with locked(path):
-        if path.exists() and _measured(_content_or_nothing(path)) != _measured(json.loads(json.dumps(result))):
+        if path.exists() and _measured(_read(path)) != _measured(json.loads(json.dumps(result))):
             keep_aside(path)
         write_json(path, result)
 
@@ -62,19 +62,17 @@ def _newest(content: dict[str, Any], last: Path) -> dict[str, Any]:
         return content
 
 
-def read_result(path: Path) -> dict[str, Any]:
-    """The result in ``test.json``; empty where there is no file."""
-    return read_json(path, "remove it, and the network is measured again") or {}
+def _read(path: Path) -> Any:
+    """The content of a file of JSON; None of another file."""
+    with contextlib.suppress(ValueError):
+        return json.loads(path.read_text(encoding="utf-8"))
+    return None
 
 
-def _content_or_nothing(path: Path) -> dict[str, Any]:
-    with contextlib.suppress(UserError):
-        return read_result(path)
-    return {}
-
-
-def _measured(result: Mapping[str, Any]) -> list[Any]:
-    """The weights, the data and the computation of a result."""
+def _measured(result: Any) -> list[Any] | None:
+    """The weights, the data and the computation of a result; None of anything else."""
+    if not isinstance(result, dict):
+        return None
     tested = result.get("tested")
     configuration = tested.get("configuration") if isinstance(tested, dict) else None
     return [result.get("weights_sha256"), result.get("checkpoint"), configuration]

@@ -1,25 +1,37 @@
 import copy
 import csv
-import functools
 import importlib.metadata
 import json
-import multiprocessing
 import os
 import signal
-import time
 from dataclasses import asdict, replace
-from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from escnn import nn
 
+from escnn_attention.equivariance.angles import rotate_images
 from escnn_attention.training import load_network
-from escnn_attention.training.comparison.compare import compare, configure, side_by_side, train
-from escnn_attention.training.comparison.networks import describe_network
+from escnn_attention.training.comparison.compare import (
+    compare,
+    configure,
+    grid_symmetries,
+    load_images,
+    measure_accuracies,
+    measure_equivariance_error,
+    orient,
+    train,
+)
+from escnn_attention.training.comparison.networks import describe_network, gspace_by_name
+from escnn_attention.training.comparison.settings import Settings
+from escnn_attention.training.data import Digits
+from escnn_attention.training.data.base import InMemory
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import run_experiment
 from escnn_attention.training.experiment.checkpoints import read_checkpoint
+from escnn_attention.training.experiment.network import build_described
 from escnn_attention.training.modules.classifier import Classifier
 
 ALL = ("cnn", "steerable", "hybrid")
@@ -30,18 +42,20 @@ def epochs_of(folder):
         return list(csv.DictReader(file))
 
 
-def test_the_whole_comparison(tiny, capsys):
-    comparison = compare(replace(tiny, networks=ALL), print)
-    lines = capsys.readouterr().out
-    assert all(f"{name}: epoch 1 of 1, valid " in lines for name in ALL)
+def same(results, others):
+    """Whether results agree but for the times that they took."""
+    return [replace(r, seconds_per_epoch=0) for r in results] == [replace(r, seconds_per_epoch=0) for r in others]
+
+
+def test_the_whole_comparison(tiny):
+    results = compare(replace(tiny, networks=",".join(ALL)))
     folder = tiny.folder
-    assert [result.network for result in comparison.results] == list(ALL)
-    assert comparison.elements == ["90°", "180°", "270°"]
+    assert [result.network for result in results] == list(ALL)
 
     with open(folder / "results.csv", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
     stored = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    for row, result, kept in zip(table, comparison.results, stored["networks"], strict=True):
+    for row, result, kept in zip(table, results, stored["networks"], strict=True):
         assert kept == asdict(result)
         assert int(row["parameters"]) == result.parameters
         assert float(row["accuracy_upright"]) == result.accuracy_upright
@@ -56,46 +70,20 @@ def test_the_whole_comparison(tiny, capsys):
     assert stored["versions"]["torch"] == importlib.metadata.version("torch")  # PyTorch may add a device to its own
     assert stored["hardware"]["cores"] > 0
     tested = json.loads((folder / "hybrid" / "test.json").read_text(encoding="utf-8"))
-    assert tested["accuracy"] == tested["accuracy_upright"] == comparison.results[2].accuracy_upright
+    assert tested["accuracy"] == tested["accuracy_upright"] == results[2].accuracy_upright
     assert tested["trained"]["configuration"] == tested["tested"]["configuration"]
-
-    names = {path.name for path in (folder / "figures").iterdir()}
-    assert names == {
-        "accuracies.png",
-        *(f"{kind}-hybrid.png" for kind in ("feature_maps", "attention")),
-    }
-    for path in comparison.files:
-        assert path.stat().st_size > 100
-        if path.suffix == ".png":
-            assert path.read_bytes().startswith(b"\x89PNG")
     for name in ALL:
         assert [row["epoch"] for row in epochs_of(folder / name)] == ["1"]
         assert (folder / name / "last.ckpt").exists()
     assert not list(folder.rglob("*.tmp"))
 
 
-def test_finished_networks_are_not_trained_again(tiny, compared):
+def test_finished_networks_are_measured_and_not_trained_again(tiny, compared, monkeypatch):
     first = compared(tiny)
-    checkpoint = tiny.folder / "cnn" / "last.ckpt"
-    written, said = checkpoint.stat().st_mtime_ns, []
-    second = compare(replace(tiny, networks=("cnn", "steerable")), said.append)
-    assert any(line.startswith("cnn is finished, it is not trained again") for line in said)
-    assert not any("steerable is finished" in line for line in said)
-    assert checkpoint.stat().st_mtime_ns == written
-    assert [result.network for result in second.results] == ["cnn", "steerable"]
-    assert second.results[0] == first.results[0]
-    # What was finished before stays in the table when it is not asked for.
-    assert [result.network for result in compare(replace(tiny, networks=("steerable",))).results] == [
-        "cnn",
-        "steerable",
-    ]
-
-
-def test_training_that_was_finished_is_only_measured(tiny, compared):
-    first = compared(tiny)
-    (tiny.folder / "cnn" / "test.json").unlink()  # as if killed before it was written
-    second = compare(tiny)
-    assert second.results == first.results
+    monkeypatch.setattr(Classifier, "training_step", lambda *_: 1 / 0)
+    assert same(compare(tiny), first)
+    with pytest.raises(ZeroDivisionError):  # the control: another network would be trained
+        compare(replace(tiny, networks="steerable"))
 
 
 def compare_until_killed(settings):
@@ -115,20 +103,16 @@ def test_a_killed_run_goes_on_and_gives_the_same(tiny, fork, one_thread):
     process = fork(compare_until_killed, settings)
     process.join(timeout=200)
     assert process.exitcode == -signal.SIGKILL
-    finished = read_checkpoint(folder / "last.ckpt")["epoch"] + 1
     before = epochs_of(folder)
-    assert len(before) == finished == 2
+    assert len(before) == read_checkpoint(folder / "last.ckpt")["epoch"] + 1 == 2
 
-    said = []
-    resumed = compare(settings, said.append).results[0]
-    assert f"resuming cnn at epoch {finished + 1} of {settings.epochs} from {folder / 'last.ckpt'}" in said
+    resumed = compare(settings)
     after = epochs_of(folder)
     assert [int(row["epoch"]) for row in after] == list(range(1, settings.epochs + 1))
     assert after[: len(before)] == before  # the times they took included: none was run again
 
     whole = replace(settings, output=settings.folder.with_name("whole"))
-    uninterrupted = compare(whole).results[0]
-    assert replace(resumed, seconds_per_epoch=0) == replace(uninterrupted, seconds_per_epoch=0)
+    assert same(compare(whole), resumed)
     one, other = (read_checkpoint(path / "cnn" / "last.ckpt")["state_dict"] for path in (settings.folder, whole.folder))
     assert all(torch.equal(one[name], other[name]) for name in other)
     losses = [[row["train_loss"] for row in epochs_of(path / "cnn")] for path in (settings.folder, whole.folder)]
@@ -137,25 +121,19 @@ def test_a_killed_run_goes_on_and_gives_the_same(tiny, fork, one_thread):
 
 def test_changed_options(tiny, compared):
     compared(tiny)
-    with pytest.raises(UserError, match=r"--epochs \(1 .*--seed \(0"):
-        compare(replace(tiny, epochs=2, seed=1))
-    compare(replace(tiny, epochs=2, seed=1, restart=True))
-    assert len(epochs_of(tiny.folder / "cnn")) == 2
-    assert len(epochs_of(tiny.folder.with_name("run.old-1") / "cnn")) == 1
+    with pytest.raises(UserError, match=r"seed_everything \(0 there, 1 now"):
+        compare(replace(tiny, seed=1))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"networks": ("cnn", "resnet")}, "unknown network resnet"),
-        ({"networks": ()}, "choose from cnn, steerable"),
+        ({"networks": "cnn,resnet"}, "unknown network resnet"),
+        ({"networks": ""}, "choose from cnn, steerable"),
         ({"group": "q8"}, "unknown group"),
-        ({"learning_rate": 0.0}, "--learning-rate must be positive"),
-        ({"batch_size": -1}, "--batch-size must be positive"),
-        ({"learning_rate": float("inf")}, "--learning-rate must be positive and finite"),
-        ({"seed": -1}, "--seed: got -1, needed an integer from 0"),
-        ({"seed": 2**80}, "--seed: got"),
-        ({"jobs": 0}, "--jobs must be positive and finite, got 0"),
+        ({"batch_size": -1}, "batch_size"),
+        ({"seed": -1}, "seed_everything: got -1, needed an integer from 0"),
+        ({"seed": 2**80}, "seed_everything: got"),
         ({"accelerator": "gaudi"}, "accelerator"),
     ],
 )
@@ -164,33 +142,9 @@ def test_options_that_cannot_be_met(tiny, change, message):
         compare(replace(tiny, **change))
 
 
-@pytest.fixture
-def _forks(monkeypatch):
-    """New processes import for seconds."""
-    if "fork" not in multiprocessing.get_all_start_methods():
-        pytest.skip("needs fork")
-    fork = multiprocessing.get_context("fork")
-    monkeypatch.setattr(multiprocessing, "get_context", {"spawn": fork, "fork": fork}.__getitem__)
-
-
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.exhaustive)])
-def test_networks_side_by_side_are_those_of_one_after_the_other(tiny, one_thread, start, request):
-    if start == "fork":
-        request.getfixturevalue("_forks")
-    both = replace(tiny, networks=("cnn", "steerable"))
-    one_by_one = compare(both).results
-    apart = replace(both, output=tiny.folder.with_name("apart"), jobs=2)
-    together = compare(apart).results
-    assert [replace(r, seconds_per_epoch=0) for r in together] == [replace(r, seconds_per_epoch=0) for r in one_by_one]
-    for name in both.networks:
-        one, other = (read_checkpoint(s.folder / name / "last.ckpt")["state_dict"] for s in (both, apart))
-        assert all(torch.equal(one[key], other[key]) for key in other)
-
-
 def test_group_without_turns_that_keep_the_grid(tiny):
-    comparison = compare(replace(tiny, networks=("steerable",), group="c3"))
-    assert comparison.elements == []
-    (result,) = comparison.results
+    (result,) = compare(replace(tiny, networks="steerable", group="c3"))
+    assert result.accuracy_by_element == {}
     assert result.accuracy_rotated is None
     assert result.equivariance_error is None
 
@@ -198,10 +152,8 @@ def test_group_without_turns_that_keep_the_grid(tiny):
 @pytest.fixture(scope="module")
 def trained(tiny_in, tmp_path_factory):
     """The configuration and the result of a training, of which none is to be changed."""
-    from escnn_attention.training.comparison.measure import load_images
-
     settings = tiny_in(tmp_path_factory.mktemp("trained"))
-    config = configure("hybrid", load_images("digits", None, 50), settings)
+    config = configure("hybrid", settings)
     config["model"]["network"] = describe_network("hybrid", "c4", 16, 10, 300)
     return config, settings.folder, train(config, settings.folder).model.network
 
@@ -226,70 +178,69 @@ def test_weights_are_a_function_of_the_seed(trained, tmp_path):
     assert any(not torch.equal(value, changed[name]) for name, value in network.state_dict().items())
 
 
-# Several networks at a time.
+def test_digits_are_in_no_folder(tmp_path):
+    with pytest.raises(UserError, match="--data-dir"):
+        load_images(Settings(data_dir=tmp_path))
 
 
-def tell(folder, name):
-    """Leaves the process and its threads in a file."""
-    (folder / name).write_text(f"{os.getpid()} {torch.get_num_threads()}")
-    while len(list(folder.iterdir())) < 2:  # so that one process does not do everything
-        time.sleep(0.01)
+def test_an_experiment_trains_on_normalised_images():
+    described = configure("cnn", Settings(group="c4", batch_size=64, parameters=300, limit_train=100))["data"]
+    assert described["class_path"] == "escnn_attention.training.Digits"
+    module = Digits(**described["init_args"], seed=0)
+    module.setup("fit")
+    batches = list(module.train_dataloader())
+    assert [len(labels) for _, labels in batches] == [64, 36]
+    images = torch.cat([images for images, _ in batches])
+    assert abs(images.mean()) < 0.02
+    assert abs(images.std() - 1) < 0.02
 
 
-def fail(folder, name):
-    """One of the names fails, another waits for ever."""
-    if name == "sleeping":
-        (folder / name).write_text(str(os.getpid()))
-        time.sleep(1000)
-    while not (folder / "sleeping").exists():
-        time.sleep(0.01)
-    if name == "wrong":
-        raise UserError("a wrong option")
-    os.kill(os.getpid(), signal.SIGKILL)
+def test_elements_that_keep_the_grid():
+    assert list(grid_symmetries(gspace_by_name("c4"))) == ["90°", "180°", "270°"]
+    assert set(grid_symmetries(gspace_by_name("c8"))) == {"90°", "180°", "270°"}
+    assert list(grid_symmetries(gspace_by_name("c6"))) == ["180°"]
+    assert grid_symmetries(gspace_by_name("c3")) == {}
+    assert len(grid_symmetries(gspace_by_name("d4"))) == 7
 
 
-@pytest.mark.usefixtures("_forks")
-def test_every_part_is_done_by_one_of_a_few_processes(tmp_path):
-    names = ["one", "two", "three", "four"]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        side_by_side(functools.partial(tell, tmp_path), names, 2)
-    finally:
-        torch.set_num_threads(threads)
-    found = [(tmp_path / name).read_text().split() for name in names]
-    assert len({process for process, _ in found} - {str(os.getpid())}) == 2
-    assert {threads for _, threads in found} == {"3"}
+@pytest.mark.parametrize("size", [7, 8])
+def test_orientations(size):
+    """Elements act as those of escnn; the angles of the rotations are uniform, and part of the test set."""
+    gspace = gspace_by_name("d4")
+    images = np.random.default_rng(0).integers(256, size=(3, size, size), dtype=np.uint8)
+    data = Digits(16, limit_test=3)
+    data._sources["test"] = InMemory(torch.from_numpy(images)[:, None])
+    found = {name: oriented[:, 0].numpy() for name, oriented in orient(data, gspace).items()}
+    images = images.astype(np.float32) / 255
+    x = nn.GeometricTensor(torch.from_numpy(images)[:, None], nn.FieldType(gspace, [gspace.trivial_repr]))
+    for name, matrix in grid_symmetries(gspace).items():
+        element = next(g for g in gspace.fibergroup.elements if np.allclose(gspace.basespace_action(g), matrix))
+        np.testing.assert_allclose(found[name], x.transform(element).tensor[:, 0], atol=1e-5, err_msg=name)
+        assert sorted(found[name].ravel()) == sorted(images.ravel())
+    np.testing.assert_array_equal(found["90°"], np.rot90(images, axes=(1, 2)))
+    angles = np.random.default_rng(0).uniform(0, 360, 3)
+    for image, angle, rotated in zip(torch.from_numpy(images), angles, found["any angle"], strict=True):
+        expected = rotate_images(image, angle).clamp(images.min(), images.max())
+        np.testing.assert_allclose(rotated, expected, atol=1e-6)
 
 
-@pytest.mark.usefixtures("_forks")
-@pytest.mark.parametrize(("name", "message"), [("wrong", "^a wrong option$"), ("killed", "was killed")])
-def test_what_fails_ends_the_others(tmp_path, name, message):
-    with pytest.raises(UserError, match=message):
-        side_by_side(functools.partial(fail, tmp_path), [name, "sleeping"], 2)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "sleeping").read_text()), 0)
+def test_the_error_tells_the_cnn_apart():
+    network = build_described(describe_network("cnn", "c4", 8, 10, 2_000))
+    assert measure_equivariance_error(network, gspace_by_name("c4"), 8, 10) > 1e-3
+    assert measure_equivariance_error(network, gspace_by_name("c3"), 8, 10) is None
 
 
-def is_running(process):
-    """Whether a process is there, and not only the entry of one that has ended."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").split()[2] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs the processes of Linux")
-@pytest.mark.usefixtures("_forks")
-def test_processes_end_with_the_one_that_began_them(tmp_path, fork):
-    process = fork(side_by_side, functools.partial(fail, tmp_path), ["sleeping", "sleeping"], 2)
-    until = time.monotonic() + 100
-    while not (tmp_path / "sleeping").exists() or not (tmp_path / "sleeping").read_text():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    process.kill()
-    process.join()
-    working = int((tmp_path / "sleeping").read_text())
-    while is_running(working):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", ["steerable", "hybrid", "gsa-net"])
+def test_transformed_images_are_recognised_as_well_as_upright_ones(name):
+    torch.manual_seed(0)
+    network = build_described(describe_network(name, "d4", 8, 10, 1_500)).train()
+    with torch.no_grad():  # batch norms see data
+        data = load_images(Settings(limit_test=100))
+        oriented = orient(data, gspace_by_name("d4"))
+        network(oriented["upright"])
+    accuracies = measure_accuracies(network, oriented, data, torch.device("cpu"))
+    assert list(accuracies) == list(oriented)
+    assert len(accuracies) == 9  # upright, seven elements, any angle
+    for element in list(accuracies)[1:-1]:
+        assert accuracies[element] == pytest.approx(accuracies["upright"], abs=1e-6)

@@ -1,7 +1,6 @@
 """A training that is killed at any operation on its files goes on to the same end, and leaves nothing behind."""
 
 import csv
-import json
 import os
 import random
 import signal
@@ -15,7 +14,6 @@ pytest.importorskip("jsonargparse")
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import command
 from escnn_attention.training.experiment.checkpoints import read_checkpoint
-from escnn_attention.training.experiment.folder import open_comparison
 from tests.training.experiment.runs import SHORT, call, files
 
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.chmod", "shutil.rmtree"}
@@ -193,94 +191,3 @@ def test_a_configuration_of_ones_own_is_not_replaced(configuration, tmp_path):
     call("fit", folder / "mine.yaml", folder)
     call("fit", own, folder)  # now it is what fit has written
     assert own.read_text(encoding="utf-8").startswith("# Written by escnn-attention fit.\nseed_everything: 3\n")
-
-
-# The folder of a comparison.
-
-OPTIONS = {"data": "digits", "images": "a1", "epochs": 3, "limit-train": None}
-
-
-@pytest.fixture
-def compared_in(tmp_path):
-    """A run with ``OPTIONS``."""
-    path = tmp_path / "runs" / "one"
-    with open_comparison(path, OPTIONS, restart=False) as moved:
-        assert moved is None
-        (path / "cnn").mkdir()
-    return path
-
-
-def test_the_same_run_goes_on(compared_in):
-    with open_comparison(compared_in, OPTIONS, restart=False) as moved:
-        assert moved is None
-        assert (compared_in / "cnn").exists()
-    assert json.loads((compared_in / "configuration.json").read_text()) == OPTIONS
-
-
-def test_other_options_are_named(compared_in):
-    other = OPTIONS | {"epochs": 4, "limit-train": 10, "images": "b2"}
-    with pytest.raises(UserError) as caught, open_comparison(compared_in, other, restart=False):
-        pass
-    message = str(caught.value)
-    assert "--epochs (3 there, 4 now), --limit-train (none there, 10 now). " in message
-    assert "--restart" in message
-    assert "--output" in message
-    assert "images" not in message
-
-
-def test_other_images_are_named(compared_in):
-    other = OPTIONS | {"images": "b2"}
-    with pytest.raises(UserError, match="the images themselves"), open_comparison(compared_in, other, restart=False):
-        pass
-
-
-def test_restart_moves_aside_and_deletes_nothing(compared_in):
-    other = OPTIONS | {"epochs": 4}
-    for number in (1, 2):
-        with open_comparison(compared_in, other, restart=True) as moved:
-            assert moved == compared_in.with_name(f"one.old-{number}")
-            assert not (compared_in / "cnn").exists()
-            (compared_in / "cnn").mkdir()
-        assert (moved / "cnn").exists()
-        assert (moved / "configuration.json").exists()
-    assert json.loads((compared_in / "configuration.json").read_text()) == other
-
-
-def test_foreign_files_are_left_alone(tmp_path):
-    (tmp_path / "thesis.tex").touch()
-    for restart in (False, True):
-        with pytest.raises(UserError, match="no comparison"), open_comparison(tmp_path, OPTIONS, restart=restart):
-            pass
-    assert (tmp_path / "thesis.tex").exists()
-
-
-def test_one_process_at_a_time(compared_in):
-    with (
-        open_comparison(compared_in, OPTIONS, restart=False),
-        pytest.raises(UserError, match="another process"),
-        open_comparison(compared_in, OPTIONS, restart=False),
-    ):
-        pass
-
-
-def test_a_file_is_no_folder(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="not a folder"), open_comparison(tmp_path / "file", OPTIONS, restart=False):
-        pass
-
-
-def test_what_a_killed_process_left_is_removed(compared_in):
-    (compared_in / "figures").mkdir()
-    stale = [compared_in / f"{place}.abcd_123.tmp" for place in (".results.csv", "figures/.a.png")]
-    other = compared_in / "cnn" / ".last.ckpt.abcd_123.tmp"  # which fit may be writing
-    for path in [*stale, other]:
-        path.touch()
-    with open_comparison(compared_in, OPTIONS, restart=False):
-        assert not any(path.exists() for path in stale)
-        assert other.exists()
-
-
-def test_damaged_configuration(compared_in):
-    (compared_in / "configuration.json").write_text("{")
-    with pytest.raises(UserError, match="damaged"), open_comparison(compared_in, OPTIONS, restart=False):
-        pass

@@ -109,7 +109,7 @@ def test_no_code_that_a_checkpoint_names_is_run(configuration, tmp_path, monkeyp
         load_network(tmp_path / "evil")
     if "evil_module" in str(described["class_path"]):
         for command in ("fit", "test"):
-            with pytest.raises(UserError, match=r"class_path .*--folder"):
+            with pytest.raises(UserError, match=r"class_path .*another folder"):
                 call(command, configuration(), tmp_path / "evil")
     assert not mark.exists()
     assert "evil_module" not in sys.modules

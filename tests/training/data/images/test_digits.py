@@ -1,3 +1,5 @@
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +22,17 @@ def test_batches_are_normalised_and_complete():
     assert abs(images.std() - 1) < 1e-3
     assert sum(len(labels) for _, labels in data.val_dataloader()) == 197
     assert sum(len(labels) for _, labels in data.test_dataloader()) == 600
+
+
+def test_the_split_is_always_the_same_and_no_image_is_in_two_parts():
+    parts = read(16)
+    digest = hashlib.sha256(b"".join(array.tobytes() for name in ("train", "test") for array in parts[name]))
+    assert digest.hexdigest()[:16] == "0a63815d422d6aed"
+    images = np.concatenate([images for images, _ in parts.values()])
+    assert len({image.tobytes() for image in images}) > 1787  # a few are published twice
+    for images, labels in parts.values():
+        assert (images.min(), images.max()) == (0, 255)
+        assert np.bincount(labels, minlength=10).min() > 0.08 * len(labels)
 
 
 def test_another_normalisation():

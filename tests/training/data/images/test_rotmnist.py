@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from escnn_attention.equivariance.angles import rotate_images
-from escnn_attention.training.comparison.measure import load_images
 from escnn_attention.training.data import RotMNIST
 from escnn_attention.training.data.files import data_folder
 from escnn_attention.training.data.images import rotmnist
@@ -47,26 +46,29 @@ def serve(monkeypatch, archive, server):
     return start
 
 
-def check(data, arrays):
+def check(arrays, folder=None):
+    data = RotMNIST(folder)
+    data.prepare_data()
+    data.setup()
     for part, count in (("train", 6), ("test", 4)):
-        images, labels = getattr(data, part)
-        assert images.shape == (count, 28, 28)
+        images, labels = data.source(part).take(slice(None))
+        assert images.shape == (count, 1, 28, 28)
         # The files hold transposed images.
-        np.testing.assert_allclose(images.transpose(0, 2, 1), arrays[f"{part}_images"] / 255, atol=1e-6)
+        np.testing.assert_array_equal(images[:, 0].mT, arrays[f"{part}_images"])
         np.testing.assert_array_equal(labels, arrays[f"{part}_labels"])
 
 
 def test_local_folder(tmp_path, rotmnist_arrays, monkeypatch):
     np.savez(tmp_path / "rotmnist.npz", **rotmnist_arrays)
-    check(load_images("rotmnist", tmp_path), rotmnist_arrays)
+    check(rotmnist_arrays, tmp_path)
     monkeypatch.setenv("ESCNN_ATTENTION_DATA", str(tmp_path))
-    check(load_images("rotmnist"), rotmnist_arrays)
+    check(rotmnist_arrays)
 
 
 def test_download(tmp_path, rotmnist_arrays, serve, server):
     serve()
     for _ in range(2):
-        check(load_images("rotmnist", tmp_path), rotmnist_arrays)
+        check(rotmnist_arrays, tmp_path)
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["rotmnist.npz"]
     assert len(server.requests) == 1
 
@@ -77,7 +79,7 @@ def test_archive_with_other_content(tmp_path, serve):
         members.writestr("something.txt", "else")
     serve(content.getvalue())
     with pytest.raises(UserError, match=r"cannot read .*mnist_rotation_new\.zip"):
-        load_images("rotmnist", tmp_path)
+        RotMNIST(tmp_path).prepare_data()
     assert not (tmp_path / "rotmnist.npz").exists()
 
 
@@ -90,7 +92,7 @@ def test_file_with_other_content(tmp_path, rotmnist_arrays):
 def test_the_published_archive_in_the_folder(tmp_path, rotmnist_arrays, archive, server, monkeypatch):
     monkeypatch.setattr(rotmnist, "_NUM_TRAIN", 6)
     (tmp_path / "mnist_rotation_new.zip").write_bytes(archive)
-    check(load_images("rotmnist", tmp_path), rotmnist_arrays)
+    check(rotmnist_arrays, tmp_path)
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["mnist_rotation_new.zip", "rotmnist.npz"]
     assert server.requests == []
 
@@ -98,7 +100,7 @@ def test_the_published_archive_in_the_folder(tmp_path, rotmnist_arrays, archive,
 def test_a_damaged_archive_in_the_folder(tmp_path, archive):
     (tmp_path / "mnist_rotation_new.zip").write_bytes(archive[:-30])
     with pytest.raises(UserError, match=r"cannot read .*mnist_rotation_new\.zip"):
-        load_images("rotmnist", tmp_path)
+        RotMNIST(tmp_path).prepare_data()
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["mnist_rotation_new.zip"]
 
 
@@ -126,15 +128,6 @@ real = pytest.mark.skipif(
 
 @pytest.mark.sampled(1, of="data sets as they are published")
 @real
-def test_the_real_data():
-    data = load_images("rotmnist")
-    assert (len(data.train[1]), len(data.test[1])) == (10_000, 50_000)
-    found = data.configuration["init_args"]
-    np.testing.assert_allclose([*found["mean"], *found["std"]], (0.13249, 0.29277), atol=2e-4)
-
-
-@pytest.mark.sampled(1, of="data sets as they are published")
-@real
 def test_the_real_data_in_batches():
     data = RotMNIST(batch_size=1_000)
     data.setup()
@@ -153,7 +146,10 @@ def test_turned_back_the_real_digits_are_upright():
         if "test_angles" not in arrays:
             pytest.skip("this rotmnist.npz does not say by which angles its digits were turned")
         angles = arrays["test_angles"][:1000].astype(np.float64)
-    shown, labels = load_images("rotmnist", None, None, 1000).test
+    data = RotMNIST()
+    data.setup("test")
+    images, labels = data.source("test").take(slice(1000))
+    shown = images[:, 0].float().numpy() / 255
     turned_back = torch.stack(
         [rotate_images(torch.from_numpy(x), -a) for x, a in zip(shown, angles, strict=True)]
     ).numpy()
