@@ -374,7 +374,7 @@ def networks(draw: Draw) -> Drawn:
     number, positions = draw.randint(1, 2), draw.yes()
     block, kind, block_type = draw.yes(0.3), draw.choice(["layer", "rms", "batch"]), draw.fields(space)
     if block:  # of a lone scalar norms leave nothing
-        in_type += spaces.regular(space, 2)
+        in_type, block_type = (t + spaces.regular(space, 2) for t in (in_type, block_type))
     encoding = points.ENCODINGS[draw.choice([n for n in points.ENCODINGS if n not in ("rotary", "quadratic")])]
 
     def network(*_: Any, encoding: Any, num_heads: int, **options: Any) -> Layer:
