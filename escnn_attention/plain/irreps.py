@@ -25,6 +25,8 @@ from torch import Tensor
 from escnn_attention.functional import launch
 from escnn_attention.functional.autograd import needs_operators
 from escnn_attention.functional.irreps import (
+    Images,
+    by_image,
     from_copies,
     from_copies_plainly,
     to_copies,
@@ -92,6 +94,7 @@ class Irreps(ExactBuffers):
         self.register_exact("poses", np.concatenate([i.poses.reshape(-1, i.poses.shape[2]) for i in irreps[0]]))
         self._copies = [[irrep.weights.shape[:2] for irrep in of_segment] for of_segment in irreps]
         self._shapes = [segment.columns.shape for segment in segments]
+        self._size = sum(segment.columns.size for segment in segments)
         for i, ((_, size), of_segment) in enumerate(zip(self._shapes, irreps, strict=True)):
             self.register_exact(f"reads_{i}", np.concatenate([irrep.reads.reshape(-1, size) for irrep in of_segment]))
             self.register_exact(
@@ -139,7 +142,7 @@ class Irreps(ExactBuffers):
 
     def _count(self) -> None:
         """What it saves at each position, and costs in each call, in multiplications of a large product."""
-        order, size = self.poses.shape[0], sum(number * n for number, n in self._shapes)
+        order, size = self.poses.shape[0], self._size
         dense = self.fields * order * size
         moved = self.fields * order * (order + _PER_NUMBER) + sum(c * n * (n + _PER_NUMBER) for c, n in self._shapes)
         products, weights = 0, 0
@@ -150,8 +153,8 @@ class Irreps(ExactBuffers):
         calls = 8 + (order if self.groups > 1 else sum(self.components)) + len(self.components) * len(self._shapes)
         self._saved, self._overhead = dense - moved - products, weights + _PER_PRODUCT * calls
 
-    def pays(self, x: Tensor, weight: Tensor, number: int, across: bool | None) -> bool:
-        """Whether irreps cost less at so many positions, on CPUs; ``across``: those of poses lie side by side.
+    def pays(self, x: Tensor, weight: Tensor, number: int, across: bool = False) -> bool:
+        """Whether irreps cost less at so many positions, on CPUs; ``across``: the heads of a position lie side by side.
 
         A program holds no decision that depends on a size.
         """
@@ -162,23 +165,33 @@ class Irreps(ExactBuffers):
 
     def to_poses(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Regular fields ``(groups, ..., H, F // groups)`` of ``(..., size)``, by weights ``(F, size)`` of a pose."""
-        x, weight = of_one_precision(x, weight)
-        if bias is not None:
-            bias = F.pad(bias.flatten(), (0, self.fields - bias.numel())).to(x.dtype) * math.sqrt(len(self.poses))
-        return self._map(x, bias, weight, False)
+        return self._map(x, weight, bias, False)
+
+    def to_images(self, x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> Sequence[Tensor]:
+        """:meth:`to_poses` of ``(B, N, size)`` in so many parts, with the positions of an image side by side."""
+        found: Sequence[Tensor] = self._map(x, weight, bias, False, of_images=parts)
+        return found
 
     def from_poses(self, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Features of regular fields, with a bias ``(k,)`` of the invariants: :meth:`to_poses` backwards."""
-        y, weight = of_one_precision(y, weight)
-        if bias is not None:
-            assert self.invariants is not None
-            bias = self.invariants.to(y.dtype) @ bias.to(y.dtype)
-        return self._map(y, bias, weight, True)
+        return self._map(y, weight, bias, True)
 
-    def _map(self, x: Tensor, bias: Tensor | None, weight: Tensor, transposed: bool) -> Tensor:
+    def from_images(self, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """:meth:`from_poses` of ``(groups, B, N, H, F // groups)`` with the positions of an image side by side."""
+        return self._map(y, weight, bias, True, of_images=1)
+
+    def _map(self, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, of_images: int = 0) -> Any:
+        x, weight = of_one_precision(x, weight)
+        if bias is not None and transposed:
+            assert self.invariants is not None
+            bias = self.invariants.to(x.dtype) @ bias.to(x.dtype)
+        elif bias is not None:
+            bias = F.pad(bias.flatten(), (0, self.fields - bias.numel())).to(x.dtype) * math.sqrt(len(self.poses))
         weights = self._kept.of(weight, self._weights, self.training)
         if torch.is_grad_enabled():
-            return _Map.apply(self, transposed, x, bias, *weights)
+            return _Map.apply(self, transposed, of_images, x, bias, *weights)
+        if of_images:
+            return self.compute_images(x, bias, weights, transposed, of_images)
         return self.compute(x, bias, weights, transposed)[0]
 
     def compute(
@@ -229,6 +242,41 @@ class Irreps(ExactBuffers):
             of_y[0].sum(0 if by_position else 1),
             weight_gradients(self._analyse(x), of_y, weights, by_position),
         )
+
+    def compute_images(
+        self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor], transposed: bool, parts: int
+    ) -> Any:
+        """The map in so many parts, or its transpose, image by image."""
+        poses = self.poses.to(x.dtype)
+        if not transposed:
+            y = self._parts(x, x.shape[:2], parts)
+            Images(poses, self._analyse(x), weights, y).write(bias)
+            return tuple(part.permute(1, 0, 4, 2, 3) for part in y)
+        room, found = self._room(x, math.prod(x.shape[1:3]), False)
+        Images(poses, found, weights, [by_image(x)]).read()
+        if bias is not None:
+            found[0].add_(bias[:, None])
+        return self._synthesise(found, room, x.shape[1:3], False)
+
+    def differentiate_images(
+        self, grads: Sequence[Tensor], x: Tensor, weights: Sequence[Tensor], transposed: bool
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """:meth:`differentiate` for :meth:`compute_images`."""
+        poses = self.poses.to(x.dtype)
+        if not transposed:
+            room, found = self._room(x, math.prod(x.shape[:2]), False)
+            images = Images(poses, self._analyse(x), weights, [by_image(grad) for grad in grads])
+            of_weights, of_bias = images.weight_gradients(found)
+            return self._synthesise(found, room, x.shape[:2], False), of_bias, of_weights
+        seen, (y,) = self._analyse(grads[0]), self._parts(x, x.shape[1:3], 1)
+        of_weights, _ = Images(poses, seen, weights, [by_image(x)]).weight_gradients(None)
+        Images(poses, seen, weights, [y]).write(None)
+        return y.permute(1, 0, 4, 2, 3), seen[0][0].sum(1), of_weights
+
+    def _parts(self, like: Tensor, lead: Sequence[int], parts: int) -> list[Tensor]:
+        """Room for regular fields in so many parts, each as :func:`by_image` has it, of B images of N positions."""
+        shape = (lead[0], self.groups // parts, len(self.poses), self.fields // self.groups, lead[1])
+        return [like.new_empty(shape) for _ in range(parts)]
 
     def _by_position(self, x: Tensor, of_poses: bool) -> bool:
         """Whether positions follow each other in memory, each with its channels; heads of several images vary."""
@@ -293,7 +341,7 @@ class Irreps(ExactBuffers):
         """Room for irreps as :meth:`_synthesise` takes them: all of it, and ``(m, K, N)`` of each irrep."""
         fields, size = self._shapes[0]
         if not (rows and self._ordered):
-            room = like.new_empty(sum(fields * n for fields, n in self._shapes), number)
+            room = like.new_empty(self._size, number)
             return room, self._split(room)
         room = like.new_empty(size, number, fields)
         parts = self._split(room, fields=True)
@@ -343,22 +391,31 @@ class Irreps(ExactBuffers):
 
 
 class _Map(torch.autograd.Function):
-    """The map and its transpose, with gradients in the layout of their input: of views autograd would copy them."""
+    """The map and its transpose, with gradients in the layout of their input: of views autograd would copy them.
+
+    Regular fields ``of_images`` are one tensor or more, the parts.
+    """
 
     @staticmethod
-    def forward(ctx: Any, irreps: Irreps, transposed: bool, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
-        ctx.irreps, ctx.transposed = irreps, transposed
-        ctx.save_for_backward(x, bias, *weights)
+    def forward(ctx: Any, irreps: Irreps, transposed: bool, of_images: int, x: Tensor, *arguments: Tensor) -> Any:
+        ctx.irreps, ctx.transposed, ctx.of_images = irreps, transposed, of_images
+        ctx.save_for_backward(x, *arguments)
+        bias, *weights = arguments
+        if of_images:
+            return irreps.compute_images(x, bias, weights, transposed, of_images)
         return irreps.compute(x, bias, weights, transposed)[0]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        irreps, transposed, needed = ctx.irreps, ctx.transposed, ctx.needs_input_grad[2:]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        irreps, transposed, needed = ctx.irreps, ctx.transposed, ctx.needs_input_grad[3:]
         x, bias, *weights = ctx.saved_tensors
         if torch.is_grad_enabled():
             wanted = [t for t, need in zip((x, bias, *weights), needed, strict=True) if need]
             y, *_ = irreps.compute(x, bias, weights, transposed, plainly=True)
-            found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
-            return (None, None, *(next(found) if need else None for need in needed))
-        of_x, of_bias, of_weights = irreps.differentiate(grad, x, weights, transposed)
-        return None, None, of_x, of_bias if needed[1] else None, *of_weights
+            found = iter(torch.autograd.grad(y, wanted, torch.cat(grads), create_graph=True))
+            return (None, None, None, *(next(found) if need else None for need in needed))
+        if ctx.of_images:
+            of_x, of_bias, of_weights = irreps.differentiate_images(grads, x, weights, transposed)
+        else:
+            of_x, of_bias, of_weights = irreps.differentiate(grads[0], x, weights, transposed)
+        return None, None, None, of_x, of_bias if needed[1] else None, *of_weights

@@ -250,9 +250,12 @@ class ToPoses(Versioned):
             of_poses = x.unflatten(-1, (-1, self.order)).transpose(-1, -2)
             weight = self.weight.unflatten(0, (self.groups, fields))
             return apart(grouped_linear(of_poses, weight, None if bias is None else bias.squeeze(1)), parts)
-        in_place = side_by_side or by_position
-        if self.irreps is not None and self.irreps.pays(x, self.weight, math.prod(x.shape[:-1]), in_place):
-            return apart(self.irreps.to_poses(x, self.weight, bias), parts, side_by_side)
+        if self.irreps is not None:
+            if side_by_side:
+                if self.irreps.pays(x, self.weight, x.shape[1]):
+                    return self.irreps.to_images(x, self.weight, bias, parts)
+            elif self.irreps.pays(x, self.weight, math.prod(x.shape[:-1]), by_position):
+                return apart(self.irreps.to_poses(x, self.weight, bias), parts)
         weight, columns = self.frames.map(self.weight, self.groups)
         if self.groups > 1:
             return grouped_linears(parts, x, weight, bias, columns, side_by_side, by_position)
@@ -300,9 +303,12 @@ class FromPoses(ExactBuffers):
             self.by_field = np.array_equal(invariants, np.eye(number).repeat(size // number, axis=0))
 
     def forward(self, y: Tensor) -> Tensor:
-        across = self.groups > 1 and y.stride(-1) != 1
-        if self.irreps is not None and self.irreps.pays(y, self.weight, math.prod(y.shape[1:-2]), across):
-            return self.irreps.from_poses(y, self.weight, self.bias)
+        if self.irreps is not None:
+            across = self.groups > 1 and y.stride(-1) != 1
+            side_by_side = across and y.dim() == 5 and y.stride(2) == 1
+            number = y.shape[2] if side_by_side else math.prod(y.shape[1:-2])
+            if self.irreps.pays(y, self.weight, number, across and not side_by_side):
+                return (self.irreps.from_images if side_by_side else self.irreps.from_poses)(y, self.weight, self.bias)
         if self.frames is None:
             weight = self.weight.T.unflatten(0, (self.groups, -1))
             x = grouped_linear_transpose(y, weight).transpose(-1, -2).flatten(-2)

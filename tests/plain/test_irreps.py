@@ -50,7 +50,7 @@ def features(shape, layout):
     """Random features ``(..., size)``: channel after channel, position after position, or at scattered points."""
     batch, size = shape[0], shape[-1]
     x = torch.randn(batch, size, 6, dtype=torch.float64).transpose(1, 2)
-    x = {"channels": x, "positions": x.contiguous(), "points": x.reshape(-1, 1, size).contiguous()}[layout]
+    x = {"channels": x, "images": x, "positions": x.contiguous(), "points": x.reshape(-1, 1, size).contiguous()}[layout]
     return x.requires_grad_()
 
 
@@ -58,18 +58,29 @@ def poses(in_type, groups, layout):
     """Random regular fields in the layout that a map to them has."""
     to = projection(FieldType(in_type.gspace, [in_type.gspace.regular_repr]), groups, False)
     x = features((2, to[1].poses.shape[0]), layout)
-    return to[1].to_poses(x, to[0].weight, None).detach().requires_grad_()
+    y = to[1].to_poses(x, to[0].weight, None).detach()
+    if layout == "images":
+        y = y.movedim(2, -1).contiguous().movedim(-1, 2)
+    return y.requires_grad_()
 
 
-def computed(made, irreps, x):
+def computed(made, irreps, x, layout):
     """The map of x, and the gradients of a function of it."""
     made.irreps = irreps
     if irreps is not None:
         irreps.pays = lambda *_: True
-    y = made(x)
+
+    def mapped():
+        if isinstance(made, FromPoses) or layout != "images":
+            return made(x)
+        parts = made.in_parts(x, made.groups, side_by_side=True)
+        assert all(part.stride(2) == 1 for part in parts)
+        return torch.cat(list(parts))
+
+    y = mapped()
     weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
     with torch.no_grad():
-        alone = made(x)
+        alone = mapped()
     return [y, alone, *torch.autograd.grad((y * weights).sum(), [x, made.weight, made.bias])]
 
 
@@ -93,7 +104,7 @@ def test_irreps_make_up_the_matrices_of_frames(make):
 
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("transposed", [False, True], ids=["to poses", "from poses"])
-@pytest.mark.parametrize("layout", ["channels", "positions", "points"])
+@pytest.mark.parametrize("layout", ["channels", "positions", "points", "images"])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("kind", ["regular", "mixed"])
 @every_gspace
@@ -101,22 +112,25 @@ def test_the_map_of_the_expanded_weights(make, kind, groups, layout, transposed)
     in_type = field_type(make(), kind)
     made, irreps = projection(in_type, groups, transposed)
     x = poses(in_type, groups, layout) if transposed else features((2, in_type.size), layout)
-    expected = computed(made, None, x)
-    assert_alike(computed(made, irreps, x), expected)
+    expected = computed(made, None, x, layout)
+    assert_alike(computed(made, irreps, x, layout), expected)
     irreps.poses[-1] *= 1.01  # of a non-trivial irrep, or of the only one
     with pytest.raises(AssertionError):
-        assert_alike(computed(made, irreps, x), expected)
+        assert_alike(computed(made, irreps, x, layout), expected)
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["to poses", "from poses"])
-@pytest.mark.parametrize("layout", ["channels", "positions"])
+@pytest.mark.parametrize("layout", ["channels", "positions", "images"])
 def test_second_derivatives(layout, transposed):
-    in_type = FieldType(GSPACES["C3"](), [GSPACES["C3"]().regular_repr])
-    made, irreps = projection(in_type, 1, transposed)
-    x = poses(in_type, 1, layout) if transposed else features((1, in_type.size), layout)
+    in_type, images = FieldType(GSPACES["C3"](), [GSPACES["C3"]().regular_repr]), layout == "images"
+    groups = 1 + images
+    made, irreps = projection(in_type, groups, transposed)
+    x = poses(in_type, groups, layout) if transposed else features((1, in_type.size), layout)
 
     def mapped(x, weight, bias):
-        return (irreps.from_poses if transposed else irreps.to_poses)(x, weight, bias)
+        if transposed:
+            return (irreps.from_images if images else irreps.from_poses)(x, weight, bias)
+        return irreps.to_images(x, weight, bias, 2) if images else irreps.to_poses(x, weight, bias)
 
     assert torch.autograd.gradgradcheck(mapped, (x, made.weight, made.bias), fast_mode=True)
 
