@@ -16,10 +16,11 @@ from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
 import escnn_attention as ea
-from escnn_attention import models
+from escnn_attention import equivariance_report, models
 from escnn_attention.equivariance.features import transformed_features
 from escnn_attention.geometry.neighbours import nearest_image
 from escnn_attention.groups.fibers import Fibers, fibers, is_signed_permutation
+from escnn_attention.models.convolutions import DenseBlock, ResidualBlock, options_of
 from escnn_attention.nn.pointwise import activation_of
 from tests import spaces
 from tests.nn import points
@@ -250,14 +251,18 @@ def normed(draw: Draw, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def grids(draw: Draw) -> Drawn:
-    """Self-attention on grids, for a finite group."""
+    """Self-attention on grids and sequences, for a finite group."""
     space = draw.finite_space()
+    tokens = draw.yes(0.15)
+    space = ea.sequence_space(space.fibergroup) if tokens else space
     group = fibers(space)
     options = draw.modes(group) | window_of(draw, group)
-    names = [name for name in ENCODINGS if space.dimensionality or name != "quadratic"]
+    causal = {"causal": True} if tokens and draw.yes() else {}
+    options |= causal
+    names = [name for name in ENCODINGS if space.dimensionality > 1 or name != "quadratic"]
     name = draw.choice(names)
     encoding = ENCODINGS[name]
-    if name in FACTORISE and options["kernel_size"] is None and draw.yes():
+    if name in FACTORISE and options["kernel_size"] is None and not causal and draw.yes():
         options |= {"normalization": "count", "dropout": 0.0}
     types = [draw.fields(space), draw.fields(space)]
     layer: Any = ea.GroupSelfAttention
@@ -273,7 +278,7 @@ def grids(draw: Draw) -> Drawn:
         draw.cosets(types, options)
     options |= normed(draw, options) if "poses" not in options else {}
     batch, shape = on_grid(draw, space, group, options)
-    resampled = layer is ea.GroupSelfAttention and group.dimension and options.get("dilation", 1) == 1
+    resampled = layer is ea.GroupSelfAttention and group.dimension and not causal and options.get("dilation", 1) == 1
     step = draw.choice([1, 1, 2, 3]) if resampled else 1
     if step > 1 and options["kernel_size"] != 1 and draw.yes():
         options["scale_factor"] = step
@@ -301,14 +306,18 @@ def grids(draw: Draw) -> Drawn:
 
 def continuous(draw: Draw) -> Drawn:
     """Self-attention on grids and at points, for samples of a continuous group."""
-    make, number = CONTINUOUS[draw.choice(list(CONTINUOUS))]
-    space = make()
+    name = draw.choice(list(CONTINUOUS))
+    make, number = CONTINUOUS[name]
+    space, weighted = make(), name == "SO(3)" and draw.yes(0.4)
+    number += 2 * weighted  # of which none is a group, and whose weights differ
     exact = draw.yes(0.7)
     samples = ea.Samples(number, turn=draw.choice(["fixed", "random"])) if exact else ea.Samples(number, "rand")
     group = fibers(space, samples)
-    exact = exact and group.log_measure is None
+    exact = exact and not weighted and group.log_measure is None
     low = [r for r in space.fibergroup.irreps() if r.size <= 5][:5]
     types = [FieldType(space, draw.choices(low, k=draw.randint(1, 3))) for _ in range(2)]
+    if draw.yes(0.2):
+        types[0] = draw.alike(space, "trivial", 3)
     options = draw.modes(group) | {"samples": samples}
     encoding = ENCODINGS[draw.choice(list(ENCODINGS))]
     if draw.yes():
@@ -723,6 +732,43 @@ def levels(draw: Draw) -> Drawn:
     return DrawnNetwork(makes[kind], (x,), error_on(space))
 
 
+def images(draw: Draw) -> Drawn:
+    """Classifiers of images, and the blocks of some of them."""
+    space = (spaces.PLANE | spaces.VOLUME)[draw.choice(["trivial", "flip", "C2", "C4", "C8", "D4", "mirror"])]()
+    flat, square, wide = space.dimensionality == 2, fibers(space).preserves_square, draw.randint(1, 2)
+    few = fibers(space).order <= 4
+    attention = draw.choice([None, "full", "channel", "spatial", "features", "poses"])
+    kind: dict[str, Any] = {"attention": attention} | options_of(attention, attention_size=3)
+    ratio = options_of(attention, ratio=draw.randint(1, 3))
+    last = {"last_kernel": draw.randint(1, 2) if flat and square else 1}
+    gsa = {"channels": 8, "blocks": (1, 1), "pool": (True, False), "num_heads": 2, "norm_between": draw.yes()}
+    gsa |= {"kernel_size": draw.choice([3, None]) if few else 3, "query": draw.choice(["own", "all"]) if few else "own"}
+    hybrid = {"widths": (2, 3), "convolutions": (1, draw.randint(0, 1)), "attention": (0, 1), "num_heads": 1}
+    hybrid |= {"stem": 3, "antialiased": draw.yes(), "pool": draw.choice(["max", "avg"])}
+    fields, halve = spaces.regular(space, 2), draw.yes()
+    makes: dict[str, tuple[int, Callable[[], Layer]]] = {
+        "GroupCNN": (
+            12,
+            lambda: models.GroupCNN(space, 2, 3, width=wide, convolutions=(wide, 1), **last, **ratio, **kind),
+        ),
+        "AllCNNC": (4, lambda: models.AllCNNC(space, 2, 3, width=1, **kind)),
+        "ResNet44": (5, lambda: models.ResNet44(space, 2, 3, width=(1, 1, 2), blocks=1, **kind)),
+        "GroupDenseNet": (10, lambda: models.GroupDenseNet(space, 2, 3, width=1, blocks=2, **kind)),
+        "GSANet": (6, lambda: models.GSANet(space, 2, 3, **gsa)),
+        "HybridNet": (8, lambda: models.HybridNet(space, 2, 3, **hybrid)),
+        "ResidualBlock": (4, lambda: ResidualBlock(fields, spaces.regular(space, wide), halve=halve, **kind)),
+        "DenseBlock": (4, lambda: DenseBlock(fields, wide, **kind)),
+    }
+    least, make = makes[draw.choice(list(makes))]
+    x = draw.tensor(2, make().in_type.size, *spaces.shape_of(space, draw.randint(least, least + 3 if flat else least)))
+
+    def error(layer: Layer, inputs: Any) -> float:
+        fields = layer.as_fields() if hasattr(layer, "as_fields") else layer
+        return equivariance_report(fields, (1, *inputs[0].tensor.shape[1:]), layers=False).relative_error
+
+    return DrawnNetwork(make, (x,), error)
+
+
 def heads(draw: Draw) -> Drawn:
     """Transformers of sequences and grids: encoders and decoders, with a memory of any kind, or none."""
     space = spaces.PLANE[draw.choice(["trivial", "flip", "C2", "C4", "C8", "D3", "D4"])]()
@@ -770,4 +816,5 @@ KINDS: dict[str, tuple[Callable[[Draw], Drawn], int]] = {
     "convolutions": (convolutions, 25),
     "levels": (levels, 40),
     "heads": (heads, 40),
+    "images": (images, 60),
 }

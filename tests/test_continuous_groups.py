@@ -16,7 +16,6 @@ from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention import (
     GroupSelfAttention,
-    LiftingSelfAttention,
     Samples,
     TransformerBlock,
     equivariance_report,
@@ -96,35 +95,6 @@ def test_exact_for_the_samples_that_are_a_subgroup(name):
     assert max(error(layer, x, element) for element in some_elements(layer.space)) > 1e-5
     wrong = torch.tensor(layer.space.basespace_action(some_elements(layer.space, 1)[0]))
     assert error(layer, x, group.elements[-1], matrix=wrong) > 1e-3
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"query": "all"},
-        {"keys": "own"},
-        {"query": "all", "keys": "own", "encoding": "absolute"},
-        {"kernel_size": None},
-        *({"encoding": e} for e in ("separable", "fourier", "rotary", "absolute", "none")),
-    ],
-    ids=str,
-)
-def test_exact_with_every_option(options):
-    layer, x = sampled_layer("O(2)", **{"head_fields": 4} | options)
-    group = fibers(layer.space, layer.samples)
-    for element in group.elements[1::2]:
-        assert error(layer, x, element) < 1e-10
-
-
-@pytest.mark.parametrize("name", ["SO(2)", "O(2)", "cylinder"])
-def test_lifting_is_exact_for_the_samples(name):
-    make, number = SPACES[name]
-    gspace = make()
-    scalars = spaces.scalars(gspace, 3)
-    layer = drawn(LiftingSelfAttention(scalars, vectors_and_tensors(gspace), 2, 3, head_fields=3, samples=number))
-    x = torch.randn(1, 3, *grid_of(gspace), dtype=torch.float64)
-    assert max(error(layer, x, h) for h in fibers(gspace, layer.samples).elements[1:4]) < 1e-10
-    assert layer.plain.encoding.pose_network is None
 
 
 @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary"])
@@ -272,43 +242,6 @@ def test_equals_the_layer_of_the_subgroup(query, encoding):
     x = torch.randn(1, in_type.size, 4, 3, dtype=torch.float64)
     expected = finite(types[0](x)).tensor
     torch.testing.assert_close(continuous(in_type(x)).tensor, expected, atol=1e-11, rtol=1e-11)
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("backend", ["reference", "blocked", "native", "dense"])
-@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute"])
-def test_backends_agree_on_weights_that_differ(backend, encoding):
-    layer, x = case("SO(3), weights that differ", encoding=encoding, head_fields=4)
-    assert layer.plain.log_measure is not None
-    outputs = []
-    for name in ("reference", backend):
-        layer.plain.backend = name
-        field = layer.in_type(x.clone().requires_grad_())
-        try:
-            y = layer(field).tensor
-        except ValueError as refused:
-            if "cannot serve" not in str(refused):
-                raise
-            pytest.skip(str(refused))
-        (gradient,) = torch.autograd.grad(y.square().sum(), field.tensor)
-        outputs.append((y, gradient))
-    for expected, found in zip(*outputs, strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
-
-
-def test_gradients():
-    layer, x = case("SO(3), weights that differ")
-    x = x[:1].requires_grad_()
-    parameters = dict(layer.plain.named_parameters())
-    names = ["project_out.weight", "encoding.pose_network.2.weight"]
-
-    def call(x, *values):
-        return torch.func.functional_call(layer.plain, dict(zip(names, values, strict=True)), (x,))
-
-    values = [parameters[n].detach().clone().requires_grad_() for n in names]
-    assert torch.autograd.gradcheck(call, (x, *values), fast_mode=True)
-    layer(layer.in_type(x)).tensor.sum().backward()
-    assert all(p.grad is not None for p in layer.parameters())
 
 
 @pytest.mark.parametrize("turn", ["fixed", "random"])

@@ -5,7 +5,7 @@ import pytest
 import torch
 from escnn import gspaces
 
-from escnn_attention import GroupSelfAttention, LiftingSelfAttention
+from escnn_attention import GroupSelfAttention
 from escnn_attention.encodings.quadratic import QuadraticEncoding
 from tests import spaces
 
@@ -129,37 +129,6 @@ SPACES = {
     "D4": lambda: gspaces.flipRot2dOnR2(4),
     "C4 in 3D": lambda: gspaces.rot2dOnR3(4),
 }
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("options", [{}, {"query": "all"}, {"keys": "own"}, {"lifting": True}], ids=str)
-@pytest.mark.parametrize("name", SPACES)
-def test_equivariant(name, options):
-    space, options = SPACES[name](), dict(options)
-    image, hidden = spaces.scalars(space, 2), spaces.regular(space, 1)
-    make, in_type = (LiftingSelfAttention, image) if options.pop("lifting", False) else (GroupSelfAttention, hidden)
-    for window in ({"kernel_size": None}, {"kernel_size": 3}, {"kernel_size": 3, "dilation": 2}, {"kernel_size": 1}):
-        encoding = QuadraticEncoding()
-        layer = make(in_type, hidden, 2, head_fields=4, encoding=encoding, **window, **options).double()
-        assert spaces.grid_error(layer, spaces.random_field(in_type, *spaces.shape_of(space, 4))) < 1e-12
-
-
-@pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize("backend", ["blocked", "native", "dense", "auto"])
-def test_every_backend_gives_the_formula(backend, query):
-    hidden = spaces.regular(gspaces.flip2dOnR2(), 3)
-    layer = GroupSelfAttention(hidden, hidden, 1, 3, query=query, encoding=QuadraticEncoding(sharpness=5.0)).double()
-    x = spaces.random_field(hidden, 5, 6)
-
-    def values_and_gradients(backend):
-        layer.plain.backend = backend
-        y = layer(x).tensor
-        encoding = layer.plain.encoding
-        return y, *torch.autograd.grad(y.square().sum(), [encoding.centre, encoding.sharpness])
-
-    for got, expected in zip(values_and_gradients(backend), values_and_gradients("reference"), strict=True):
-        torch.testing.assert_close(got, expected)
-        assert expected.abs().max() > 1e-3
 
 
 def test_a_head_finds_the_place_that_explains_the_data():

@@ -10,11 +10,9 @@ from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention import (
     ConvolutionalEncoding,
-    FieldLayerNorm,
     GroupSelfAttention,
     LiftingSelfAttention,
     TransformerBlock,
-    assert_equivariant,
     equivariance_report,
     sequence_space,
     space_time,
@@ -56,27 +54,6 @@ def test_space_of_sequences(name):
     for again in (pickle.loads(pickle.dumps(space)), copy.deepcopy(space)):
         assert again == space
         assert hash(again) == hash(space)
-
-
-@pytest.mark.parametrize("name", GROUPS)
-@pytest.mark.parametrize("encoding", ["none", "fourier", "mlp", "rotary", "absolute"])
-@pytest.mark.parametrize("kernel_size", [None, 3])
-@pytest.mark.sampled(10)
-def test_attention_over_sequences(name, encoding, kernel_size):
-    fields = fields_over(sequence_space(GROUPS[name]()))
-    layer = GroupSelfAttention(fields, fields, 1, kernel_size, encoding=encoding, head_fields=2)
-    report = equivariance_report(layer, (2, fields.size, 5))
-    assert all(row.exact for row in report.rows)
-    assert report.relative_error < 1e-12
-
-
-@pytest.mark.parametrize("name", GROUPS)
-def test_blocks_and_norms_over_sequences(name):
-    fields = fields_over(sequence_space(GROUPS[name]()))
-    for module in (TransformerBlock(fields, fields, 1, None, norm="pre", head_fields=2), FieldLayerNorm(fields)):
-        assert_equivariant(module, (2, fields.size, 6), tolerance=1e-12)
-        x = torch.randn(2, fields.size, 6)
-        torch.testing.assert_close(module.export()(x), module(fields(x)).tensor, rtol=1e-4, atol=1e-5)
 
 
 def test_without_an_encoding_tokens_are_a_set():

@@ -9,8 +9,6 @@ import torch.nn.functional as F
 from escnn import gspaces
 from escnn.group import cyclic_group
 from escnn.nn import FieldType, IdentityModule, InnerBatchNorm, ReLU
-from hypothesis import given
-from hypothesis import strategies as st
 
 from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, PoseAttention, equivariance_report
 from escnn_attention.models import (
@@ -31,12 +29,11 @@ from escnn_attention.models.convolutions import (
     drop,
     image_type,
     norm_and_relu,
-    options_of,
     sequence,
     width_for,
 )
 from tests import spaces
-from tests.models.networks import assert_exported, broken, few_examples, settled
+from tests.models.networks import broken, settled
 
 P4 = gspaces.rot2dOnR2(4)
 FIELDS = spaces.regular(P4, 4)
@@ -211,31 +208,6 @@ def test_is_the_formula(halve, wider):
         expected = y + x.tensor
     torch.testing.assert_close(block(x).tensor, expected)
     assert block.evaluate_output_shape(tuple(x.shape)) == tuple(expected.shape)
-
-
-def residual(data, in_type, **options):
-    out_type = spaces.regular(in_type.gspace, data.draw(st.integers(1, 2)))
-    return ResidualBlock(in_type, out_type, halve=data.draw(st.booleans()), **options)
-
-
-def dense(data, in_type, attention, **options):
-    options |= options_of(attention, attention_dilation=data.draw(st.integers(1, 2)))
-    return DenseBlock(in_type, data.draw(st.integers(1, 2)), attention=attention, **options)
-
-
-@pytest.mark.parametrize("make", [residual, dense])
-@few_examples
-@given(st.data())
-def test_equivariant(make, data):
-    names = ["trivial", "flip", "C2", "C3", "C4", "C8", "D4", "mirror"]
-    gspace = (spaces.PLANE | spaces.VOLUME)[data.draw(st.sampled_from(names))]()
-    attention = data.draw(st.sampled_from([None, "full", "channel", "spatial", "features", "poses"]))
-    in_type = spaces.regular(gspace, data.draw(st.integers(1, 2)))
-    block = make(data, in_type, attention=attention, **options_of(attention, attention_size=3))
-    shape = (in_type.size, *spaces.shape_of(gspace, data.draw(st.integers(4, 6))))
-    block = settled(block, 2, *shape, spread=2)
-    assert equivariance_report(block, (1, *shape)).relative_error < EXACT
-    assert_exported(block, 2, *shape)
 
 
 def test_a_stride_in_place_of_the_pooling_is_found_out():

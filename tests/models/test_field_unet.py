@@ -36,17 +36,6 @@ def error_of(network, size):
     return equivariance_report(network, shape, layers=False).relative_error
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("space", SPACES)
-@pytest.mark.parametrize("size", [4, 5, 6, 7])
-@pytest.mark.parametrize("antialiased", [True, False])
-@pytest.mark.parametrize("convolutions", [0, 1])
-def test_exact_at_every_size(space, size, antialiased, convolutions):
-    options = {"convolutions": convolutions, "antialiased": antialiased}
-    network = network_on(SPACES[space](), attention=(1 - convolutions, 1), kernel_size=3, **options)
-    assert error_of(network, size) < 1e-10
-
-
 def test_by_default_attention_stands_in_place_of_convolutions():
     space = gspaces.rot2dOnR2(4)
     network = FieldUNet(space, 1, 1, widths=(2, 3, 3), attention=(0, 0, 2), num_heads=2)
@@ -203,9 +192,8 @@ def test_saved_and_loaded(tmp_path):
 
 
 @pytest.mark.sampled(1, of="programs of layers")
-@pytest.mark.parametrize("space", ["C4", "octahedral"])
-def test_exports(space):
-    network = network_on(SPACES[space]()).float()
+def test_exports():
+    network = network_on(SPACES["C4"]()).float()
     plain = network.export()
     x = torch.randn(2, network.in_type.size, *network.gspace.dimensionality * [6])
     torch.testing.assert_close(plain(x), network(x))

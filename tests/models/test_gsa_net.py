@@ -88,28 +88,6 @@ def test_grids_are_the_published_ones(name, shape, sizes):
     assert seen == sizes
 
 
-def test_rotmnist_runs_and_is_exact():
-    network = GSANet.rotmnist(gspaces.rot2dOnR2(4), num_heads=2, query="own")
-    assert network(torch.randn(2, 1, 28, 28)).shape == (2, 10)
-    assert equivariance_report(network.as_fields(), (1, 1, 28, 28), layers=False).relative_error < 1e-11
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize("group", ["Z2", "Z2M", "R4", "R8", "R4M"])
-def test_equivariant(group, query):
-    network = tiny(GROUPS[group](), query=query, norm_between=True)
-    for size in (9, 8):  # the pooling meets an odd and an even grid
-        assert equivariance_report(network.as_fields(), (2, 1, size, size), layers=False).relative_error < 1e-11
-
-
-def test_equivariant_with_global_attention_and_in_space():
-    network = tiny(gspaces.flipRot2dOnR2(4), kernel_size=None)
-    assert equivariance_report(network.as_fields(), (1, 1, 7, 7), layers=False).relative_error < 1e-11
-    network = tiny(gspaces.mirOnR3(), query="own", channels=8)
-    assert equivariance_report(network.as_fields(), (1, 1, 5, 5, 5), layers=False).relative_error < 1e-11
-
-
 def test_a_broken_action_is_found_out():
     network = tiny(gspaces.rot2dOnR2(4))
     for module in network.modules():

@@ -15,23 +15,6 @@ D4 = gspaces.flipRot2dOnR2(4)
 GROUPS = [D4, gspaces.flipRot2dOnR2(4, axis=0.0), gspaces.rot2dOnR2(4), gspaces.flip2dOnR2(), gspaces.mirOnR3()]
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("kind", [PatchEmbedding, PatchDecoder])
-@pytest.mark.parametrize("fields", ["scalars", "vectors", "mixed"])
-@pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
-def test_equivariant(gspace, size, kind, fields):
-    source = {"scalars": spaces.scalars(gspace, 2), "mixed": spaces.mixed(gspace)}
-    source["vectors"] = FieldType(gspace, [gspace.basespace_action, gspace.trivial_repr, gspace.basespace_action])
-    layer = kind(source[fields], spaces.mixed(gspace), size).double()
-    torch.nn.init.normal_(layer.plain.bias)
-    x = spaces.random_field(layer.in_type, *[2 * size if kind is PatchEmbedding else 3] * gspace.dimensionality)
-    assert spaces.grid_error(layer, x) < 1e-12
-    assert layer(x).shape == layer.evaluate_output_shape(x.shape)
-    assert layer(x).tensor.std() > 0.1
-    torch.testing.assert_close(layer.export()(x.tensor), layer(x).tensor)
-
-
 def test_any_kernel_without_its_symmetry_is_not():
     """The negative control."""
     for kind in PatchEmbedding, PatchDecoder:

@@ -111,32 +111,6 @@ def test_kernels_with_biases_and_a_last_activation(kernel, last_activation, norm
         assert (layer(x, edges).tensor - expected).norm() > 1e-3 * expected.norm()
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("encoding", ["mlp", "2232", "LieTransformer"])
-@pytest.mark.parametrize("lifts", [False, True])
-@pytest.mark.parametrize("query", ["own", "all"])
-def test_counts_convolutions_and_lifting(encoding, lifts, query):
-    torch.manual_seed(2)
-    space = gspaces.rot2dOnR3(3)
-    in_type = FieldType(space, 3 * [space.trivial_repr]) if lifts else mixed(space)
-    x = cloud(in_type, 4)
-    edges = torch.tensor([[0, 1, 2, 3, 2, 0], [1, 1, 0, 0, 3, 2]])
-    for kind in (PointSelfAttention, PointAttentiveConv):
-        for normalization in ("softmax", "count"):
-            layer = kind(
-                in_type,
-                mixed(space),
-                num_heads=2,
-                head_fields=2,
-                query=query,
-                encoding=ENCODINGS[encoding](),
-                normalization=normalization,
-            ).double()
-            measure = torch.rand(4, dtype=torch.float64) + 0.5
-            expected = written_out(layer, x, edges, measure)
-            torch.testing.assert_close(layer(x, edges, measure=measure).tensor, expected, rtol=1e-10, atol=1e-11)
-
-
 @pytest.mark.parametrize("relation", [Pair(), LogPolar()])
 def test_other_relations(relation):
     torch.manual_seed(3)
@@ -166,62 +140,6 @@ def test_scalings_and_rotations_of_the_plane_need_no_fiber_group():
     torch.testing.assert_close(layer(moved).tensor, layer(x).tensor, rtol=1e-10, atol=1e-11)
     with pytest.raises(ValueError, match="origin"):
         layer(GeometricTensor(x.tensor, in_type, torch.zeros_like(x.coords)))
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("encoding", ["fourier", "rotary", "absolute", "none", "mlp", "separable"])
-@pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize("keys", ["own", "all"])
-@pytest.mark.parametrize("scalars", [False, True])
-def test_backends_agree(encoding, query, keys, scalars):
-    torch.manual_seed(7)
-    space = gspaces.flipRot2dOnR2(2)
-    in_type = FieldType(space, 3 * [space.trivial_repr]) if scalars else mixed(space)
-    layer = PointSelfAttention(
-        in_type, mixed(space), num_heads=2, head_fields=3, query=query, keys=keys, encoding=ENCODINGS[encoding]()
-    ).double()
-    x = cloud(in_type, 12)
-    batch = torch.tensor([0, 1, 1, 0, 0, 1, 1, 1, 0, 2, 2, 2])
-    measure = torch.rand(12, dtype=torch.float64) + 0.5
-    results = []
-    factorises = encoding not in ("mlp", "separable")
-    for backend in ["neighbours", "reference"] + ["dense"] * factorises:
-        layer.plain.backend = backend
-        coords = x.coords.clone().requires_grad_()
-        y = layer(GeometricTensor(x.tensor, in_type, coords), batch=batch, measure=measure).tensor
-        grads = torch.autograd.grad(y.square().sum(), [coords, *layer.parameters()], allow_unused=True)
-        results.append((y, *[g for g in grads if g is not None]))
-    for other in results[1:]:
-        for a, b in zip(results[0], other, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("backend", ["native"])
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("query", ["own", "all"])
-def test_the_compiled_loop_agrees(backend, encoding, query):
-    """Values and gradients of everything, for whole clouds, searched neighbours and edges, with and without poses."""
-    torch.manual_seed(19)
-    space = gspaces.flipRot2dOnR2(2)
-    batch = torch.tensor([0, 1, 1, 0, 0, 1, 1, 1, 0, 2, 2, 2])
-    edges = torch.tensor([[0, 3, 4, 4, 8, 8, 8], [0, 3, 3, 4, 4, 8, 0]])
-    edges = torch.cat([edges, torch.arange(12).expand(2, -1)], dim=1)
-    for in_type in (mixed(space), FieldType(space, 3 * [space.trivial_repr])):
-        x = cloud(in_type, 12)
-        for rule, given_edges in (({}, None), ({"radius": 1.2}, None), ({"num_neighbours": 3}, None), ({}, edges)):
-            layer = PointSelfAttention(
-                in_type, mixed(space), head_fields=4, query=query, encoding=ENCODINGS[encoding](), **rule
-            ).double()
-            results = []
-            for name in (backend, "neighbours"):
-                layer.plain.backend = name
-                leaves = [x.tensor.clone().requires_grad_(), x.coords.clone().requires_grad_(), *layer.parameters()]
-                y = layer(GeometricTensor(leaves[0], in_type, leaves[1]), given_edges, batch).tensor
-                grads = torch.autograd.grad(y.sin().sum(), leaves, allow_unused=True)
-                results.append([y, *(torch.zeros(1) if g is None else g for g in grads)])
-            for a, b in zip(*results, strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
 
 
 def test_who_serves(monkeypatch):

@@ -314,25 +314,6 @@ class TestPrecision:
 
 
 class TestExport:
-    @pytest.mark.parametrize("query", ["own", "all", "lifting"])
-    def test_gives_the_same_values_on_every_size(self, query):
-        layer = attention_for(PLANE["D4"](), **({"lifting": True} if query == "lifting" else {"query": query}), size=3)
-        exported = layer.export()
-        assert not any(type(m).__module__.startswith("escnn.") for m in exported.modules())
-        assert not exported.training
-        for shape in ((5, 5), (3, 8)):
-            x = random_field(layer.in_type, *shape)
-            assert torch.equal(exported(x.tensor), layer(x).tensor)
-
-    def test_is_a_copy(self):
-        layer = attention_for(PLANE["D4"](), size=3)
-        x = random_field(layer.in_type, 4, 4)
-        exported = layer.export()
-        before = exported(x.tensor)
-        with torch.no_grad():
-            layer.plain.project_in.weight.zero_()
-        assert torch.equal(exported(x.tensor), before)
-
     @pytest.mark.sampled(1, of="compiled graphs")
     @pytest.mark.parametrize("backend", ["auto", "blocked"])
     @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import torch
 from escnn import gspaces, nn
 
 from escnn_attention import AttentiveConv, Crop, FeatureAttention, GroupSelfAttention, HalvingPool, PoseAttention
-from escnn_attention.models import EquivariantClassifier
 from escnn_attention.plotting import plot_attended_images, plot_attentive_layers, plot_attentive_maps
 from escnn_attention.plotting._attended import find_attentive, observe
-from tests.plotting.pictures import Wrapped, drawn, number, shown, texts
+from tests.plotting.pictures import drawn, number, shown, texts
 
 pytest.importorskip("matplotlib")
 
@@ -223,36 +222,6 @@ def test_branches_that_halve_the_same_grid_halve_it_once():
 
     figure = plot_attentive_maps(fields(torch.randn(1, 8, 12, 12)), Residual(), "attention", **UPRIGHT)
     assert figure.axes[1].images[-1].get_extent() == [-6, 6, 6, -6]
-
-
-@pytest.mark.sampled(1, of="pictures of any model")
-def test_any_model():
-    """A layer, a sequence, a classifier, and a network of plain tensors give the same picture."""
-    x, model = network()
-    classifier = EquivariantClassifier({"a": model[0], "b": model[1], "c": model[2]}, 3)
-    expected = [shown(ax) for ax in plot_attentive_maps(x, model, "1", **UPRIGHT).axes if ax.images]
-    features = model[0](x)
-    for given, other, layer in (
-        (x, classifier, "stages.b"),
-        (x.tensor, classifier, None),
-        (x.tensor, Wrapped(*model), "body.1"),
-        (features, model[1], None),
-    ):
-        figure = plot_attentive_maps(given, other, layer, **UPRIGHT)
-        for ax, values in zip([ax for ax in figure.axes if ax.images], expected, strict=True):
-            if shown(ax).ndim == 3 and shown(ax).shape == values.shape:
-                np.testing.assert_allclose(shown(ax), values, atol=1e-4)
-
-
-def test_the_mode_of_the_model_is_restored_and_any_precision():
-    x, model = network()
-    model[1].eval()
-    before = plot_attentive_maps(x, model, "1", **UPRIGHT)
-    assert [m.training for m in model] == [True, False, True]
-    for dtype in (torch.float64, torch.bfloat16):
-        figure = plot_attentive_maps(x.to(dtype), model.to(dtype), "1", **UPRIGHT)
-        for ax, other in zip(figure.axes[:6], before.axes[:6], strict=True):
-            np.testing.assert_allclose(shown(ax), shown(other), atol=1e-5 if dtype == torch.float64 else 0.15)
 
 
 @pytest.mark.sampled(1)

@@ -3,6 +3,7 @@
 from functools import partial
 
 import matplotlib.pyplot
+import numpy as np
 import pytest
 import torch
 from escnn import nn
@@ -17,7 +18,7 @@ from escnn_attention.plotting import (
     plot_attentive_maps,
     plot_feature_maps,
 )
-from tests.plotting.pictures import system
+from tests.plotting.pictures import Wrapped, drawn, shown, system
 
 FIGURES = {
     "attention maps": partial(plot_attention_maps, positions=[(0, 0)]),
@@ -49,6 +50,39 @@ def test_mistakes_are_named(draw):
         given = {"x": x, "model": model} | wrong
         with pytest.raises(error, match=message):
             draw(given.pop("x"), given.pop("model"), **given)
+
+
+def assert_same(figure, expected, atol):
+    assert drawn(figure) > 1000
+    assert len(figure.axes) == len(expected.axes)
+    for ax, other in zip(figure.axes, expected.axes, strict=True):
+        if other.images:
+            np.testing.assert_allclose(shown(ax), shown(other), atol=atol)
+
+
+@pytest.mark.sampled(2, of="pictures of any model")
+@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
+def test_any_model(draw):
+    """A sequence, a classifier, and a network of plain tensors give the same picture."""
+    x, stages = modules()
+    model = nn.SequentialModule(*stages.values())
+    expected = draw(x, model)
+    for given, other in ((x, EquivariantClassifier(stages, 3)), (x.tensor, Wrapped(*model))):
+        assert_same(draw(given, other), expected, 1e-5)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
+def test_any_precision(draw, dtype):
+    """The modes and states of modules are as before."""
+    x, stages = modules()
+    model = nn.SequentialModule(*stages.values())
+    model[1].eval()
+    expected, state = draw(x, model), [value.clone() for value in model.state_dict().values()]
+    assert [m.training for m in model] == [True, False, True]
+    assert all(map(torch.equal, state, model.state_dict().values()))
+    assert_same(draw(x.to(dtype), model.to(dtype)), expected, 1e-4 if dtype == torch.float64 else 0.15)
 
 
 class Lazy(torch.nn.Module):

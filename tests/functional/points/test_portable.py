@@ -178,19 +178,6 @@ def test_the_formula(encoding, query, keys, normalization):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
-def test_the_formula_of_other_layers():
-    torch.manual_seed(2)
-    scalars = FieldType(gspaces.rot2dOnR2(3), 2 * [gspaces.rot2dOnR2(3).trivial_repr])
-    layers = [
-        layer_of(PointAttentiveConv, kernel_features=3),
-        PointSelfAttention(scalars, mixed(scalars.gspace), 2, head_fields=2, edge_dim=2).double(),
-    ]
-    for layer in layers:
-        x, features = cloud(layer.in_type, 4), features_of(EDGES)
-        found, expected = layer(x, EDGES, edge_attr=features).tensor, written_out(layer, x, EDGES, None, features)
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{}, {"radius": 1.2}, {"num_neighbours": 2}, {"query": "all"}], ids=str)
 def test_tables_say_what_edges_do(options):
