@@ -23,6 +23,7 @@ from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.call import Halves, PairBias, PairScores, PairTables, in_rows, products
 from escnn_attention.functional.points.pair_mlp import pair_mlp
+from escnn_attention.functional.tables import select_rows
 
 Content = Literal["dot", "concat", "none"]
 Location = Literal["mlp", "raw", "none"]
@@ -204,7 +205,7 @@ class PairKernel(Versioned):
         assert self.of_pose is not None
         if relative is not None:
             return torch.einsum("hpf,mof->mohp", relative.to(self.of_pose.dtype), self.of_pose)
-        return self.of_pose.index_select(2, quotient.flatten()).unflatten(2, quotient.shape)
+        return select_rows(self.of_pose.mT, quotient.flatten()).mT.unflatten(2, quotient.shape)
 
     def pair_bias(self, tables: PairTables) -> PairBias:
         """The bias of the kernel between points."""

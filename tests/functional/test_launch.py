@@ -1,10 +1,12 @@
 """What hosts remember for launches of kernels."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
+from escnn_attention import functional
 from escnn_attention.functional.launch import by_shapes
 
 
@@ -33,3 +35,10 @@ def test_results_are_remembered_by_shapes_types_and_numbers(other, remembered):
     assert [find("forward", Call(X, None, [4])), find("backward", Call(X, None, [4]))] == [1, 2]
     assert find("forward", other) == (1 if remembered else 3)
     assert len(made) == (2 if remembered else 3)
+
+
+def test_sums_have_one_order():
+    """Kernels add nothing atomically, but where each number is a sum of one thread, in the order of its program."""
+    folder = Path(functional.__file__).parent
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if "tl.atomic" in path.read_text()}
+    assert found <= {"grid/triton_kernels.py", "grid/triton_kernels_own.py"}

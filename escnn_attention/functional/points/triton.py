@@ -28,9 +28,6 @@ __all__ = ["Arguments", "attention", "why_not_first", "why_unsupported"]
 _SCORES_PER_CHUNK, _GIVEN_SCORES_PER_CHUNK = 2**34, 2**26
 """Scores that are not held bound what queries know of poses; those that an encoding gives are held."""
 
-_HEADS = 4
-"""How many heads, or key poses, a thread has at most."""
-
 _NUMBERS = 24
 """How many numbers of the vectors of its heads a thread has at most: its registers hold up to six such vectors."""
 
@@ -245,14 +242,9 @@ def _by_key(call: Arguments) -> dict[str, Tensor | None]:
 
 
 def _room_for_gradients(call: Arguments) -> dict[str, Any]:
-    """Room for the gradients of what belongs to queries and edges; zeros where not every number is written, or once."""
+    """Room for the gradients of what belongs to queries and edges; zeros where not every number is written."""
     poses = (call.num_poses,) if call.sum_query_poses else ()
-    blocks = -(-len(call.v) // _heads(call))
-    sums = {
-        "features": call.padded or call.summed_poses > 1,
-        "known": call.known is not None and call.known.shape[4] > 1,
-        "extra": call.padded,
-    }
+    blocks = -(-len(call.v) // rows_of("backward_queries", call))
     room: dict[str, Any] = {"grad_functions": None}
     if call.layer is not None:
         # Of every program.
@@ -265,14 +257,19 @@ def _room_for_gradients(call: Arguments) -> dict[str, Any]:
             shape = (*(poses if name in ("q", "reads") else ()), *t.shape)
             if name == "features" and len(t) == 1:
                 shape = (blocks, *t.shape[1:])  # of the heads of each program
-            t = t.new_zeros(shape) if sums.get(name) else t.new_empty(shape)
+            t = t.new_zeros(shape) if call.padded and name in ("features", "extra") else t.new_empty(shape)
         room[f"grad_{name}"] = t
     return room
 
 
-def _heads(call: Arguments) -> int:
-    """How many heads a program has."""
-    return min(_HEADS, power_of_two(len(call.v)))
+def rows_of(name: str, call: Arguments) -> int:
+    """How many heads, or key poses, a program of a kernel has.
+
+    More of them read the functions of an edge together; with fewer, four programs or more fit into the registers.
+    """
+    heads, _, poses, channels = call.v.shape
+    most = 2 if name == "backward_queries" or channels > _NUMBERS else 4
+    return min(most, power_of_two(poses if name == "backward_keys" and not call.own_keys else heads))
 
 
 class Program(NamedTuple):
@@ -306,7 +303,7 @@ def constants(name: str, call: Arguments) -> dict[str, Any]:
     heads, points, poses, channels = call.v.shape
     features = 0 if call.reads is None else call.reads.shape[3]
     by_key = name == "backward_keys"
-    rows = min(_HEADS, power_of_two(poses)) if by_key and not call.own_keys else _heads(call)
+    rows = rows_of(name, call)
     keys = points if by_key else call.keys.shape[1]
     coordinates = 0 if call.layer is None else call.layer.shape[1]
     # The gradients of a layer are held, too, for all heads.

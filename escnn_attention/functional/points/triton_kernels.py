@@ -18,6 +18,12 @@ from escnn_attention.functional.vectors_kernels import add, dot, scaled
 
 _SIZES = ["number", "points", "group_queries", "group_keys"]
 
+# Knowing that memory is aligned, Triton would give a thread neighbouring channels for some accesses, and make numbers
+# twice or exchange them between threads in every round.
+_VECTORS = ["q", "k", "v", "reads", "features", "known", "extra", "layer", "shift", "relation", "keys", "lengths"]
+_VECTORS += ["measure", "out", "sums", "grad", "means", "order", "starts"]
+_VECTORS += [f"grad_{name}" for name in ("q", "k", "v", "reads", "features", "known", "extra", "functions")]
+
 
 @triton.jit
 def _vector(x, here, C: tl.constexpr, W: tl.constexpr, STEP):
@@ -44,6 +50,23 @@ def _over_lanes(x):
     v = ()
     for i in tl.static_range(len(x)):
         v = v + (tl.sum(x[i], axis=2, keep_dims=True),)
+    return v
+
+
+@triton.jit
+def _threads(W: tl.constexpr, LANES: tl.constexpr):
+    """The numbers of threads, ``(1, W, LANES)``."""
+    return tl.arange(0, W)[None, :, None] * LANES + tl.arange(0, LANES)[None, None, :]
+
+
+@triton.jit
+def _add_at(total, place, number):
+    """Add numbers ``(R, 1, 1)`` in one of many places, some of which each thread has, ``(R, W, LANES)``."""
+    W: tl.constexpr = total[0].shape[1]
+    LANES: tl.constexpr = total[0].shape[2]
+    v = ()
+    for i in tl.static_range(len(total)):
+        v = v + (total[i] + tl.where(_threads(W, LANES) + i * (W * LANES) == place, number, 0.0),)
     return v
 
 
@@ -226,7 +249,7 @@ def forward(
     _store(out + ((m * number + r) * H + h) * C, total, 1.0, mine, C, W)
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_VECTORS)
 def backward_queries(
     q, k, v, reads, features, known, extra, layer, shift, relation,
     keys, lengths, measure, seed,
@@ -243,6 +266,7 @@ def backward_queries(
     JS: tl.constexpr = J if SUMMED else 1
     PU: tl.constexpr = 1 if OWN else P
     SWEEPS: tl.constexpr = 2 if JS > 1 and not COUNT else 1
+    THREADS: tl.constexpr = W * LANES
     r, g, m, mine = _place(number, group_queries, M, R)
     every = m >= 0
     h = tl.program_id(1)
@@ -269,6 +293,9 @@ def backward_queries(
         if not COUNT and JS == 1:
             mean += dot(of_out, _vector(out + at_out, every, C, W, 1), W)
         of_pose = tl.zeros([R, 1, LANES], v.dtype.element_ty)
+        of_poses = _zeros(v, (PU + THREADS - 1) // THREADS * W, R, W, LANES)
+        if JS > 1:
+            tl.debug_barrier()  # another thread may have written what this one reads
         for sweep in tl.static_range(SWEEPS):
             for first in range(0, length, LANES):
                 seen = first + lane < length
@@ -312,9 +339,7 @@ def backward_queries(
                             if PU == 1:
                                 of_pose += of_score
                             else:
-                                # No other program adds to this number.
-                                known_sum = tl.sum(of_score, axis=2, keep_dims=True)
-                                tl.atomic_add(grad_known + at_scores * PU + u, known_sum, mask=mine, sem="relaxed")
+                                of_poses = _add_at(of_poses, u, tl.sum(of_score, axis=2, keep_dims=True))
                         if PE > 1:
                             at_extra = (((m * H + h) * JS + j) * PE + u) * edges + e
                             tl.store(grad_extra + at_extra, of_score, mask=seen & mine)
@@ -342,11 +367,10 @@ def backward_queries(
                                 else:
                                     # Heads of other programs have numbers of their own.
                                     to += tl.program_id(0) % ((M + R - 1) // R) * H * F * edges
-                                if JS > 1:
-                                    # No other program adds to this number.
-                                    tl.atomic_add(to, changes[i], mask=there, sem="relaxed")
-                                else:
-                                    tl.store(to, changes[i], mask=there)
+                                change = changes[i]
+                                if JS > 1:  # Earlier query poses have written theirs.
+                                    change += tl.load(to, mask=there & (j > 0), other=0.0)
+                                tl.store(to, change, mask=there)
                 else:
                     mean += of_edge
             if sweep < SWEEPS - 1:
@@ -361,6 +385,10 @@ def backward_queries(
             _store(grad_reads + row * F, _over_lanes(grad_reader), 1.0, mine, F, W)
         if KNOWN and PU == 1:
             tl.store(grad_known + at_scores, tl.sum(of_pose, axis=2, keep_dims=True), mask=mine)
+        elif KNOWN:
+            for i in tl.static_range(len(of_poses)):
+                u = i * THREADS + _threads(W, LANES)
+                tl.store(grad_known + at_scores * PU + u, of_poses[i], mask=mine & (u < PU))
     if D > 0:
         slopes = _over_lanes(slopes)
         of_program = grad_functions + (tl.program_id(0).to(tl.int64) * H + h) * F * (D + 1)
@@ -371,7 +399,7 @@ def backward_queries(
                 tl.store(to, slopes[i * (D + 1) + d], mask=w + i * W < F)
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_VECTORS)
 def backward_keys(
     q, k, v, reads, features, known, extra, layer, shift, relation,
     order, starts, measure, seed,  # the places of each point among the keys of all groups
