@@ -123,13 +123,6 @@ def test_attention_is_neither_uniform_nor_saturated_at_initialisation():
 
 # --------------------------------------------------------------------------------------------------------- in layers
 
-SPACES = {
-    "flip": gspaces.flip2dOnR2,
-    "C4": lambda: gspaces.rot2dOnR2(4),
-    "D4": lambda: gspaces.flipRot2dOnR2(4),
-    "C4 in 3D": lambda: gspaces.rot2dOnR3(4),
-}
-
 
 def test_a_head_finds_the_place_that_explains_the_data():
     """Trained to give the value that stands one step to the left and one up, the centre goes there."""

@@ -288,7 +288,7 @@ def test_strict_programs(name):
 
 
 @NEEDS_LOOPS
-@pytest.mark.sampled(1, of="programs of points")
+@pytest.mark.sampled(1, of="programs")
 def test_strict_programs_of_points():
     plain, inputs, named = on_points(CASES["PointSelfAttention"])
     free = free_sizes(named)
@@ -297,7 +297,7 @@ def test_strict_programs_of_points():
 
 
 @NEEDS_LOOPS
-@pytest.mark.sampled(1, of="programs of points")
+@pytest.mark.sampled(1, of="programs")
 def test_programs_of_points_have_gradients():
     plain, inputs, named = on_points(CASES["PointSelfAttention"], torch.float64)
     run = program_of_points(plain, inputs, named).module()

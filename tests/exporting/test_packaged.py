@@ -318,7 +318,7 @@ def loops_of(program: ExportedProgram) -> int:
 
 
 @NEEDS_LOOPS
-@pytest.mark.sampled(1, of="programs of points")
+@pytest.mark.sampled(1, of="programs")
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_loop_between_points_is_written_down_in_a_package(name, compiler):
     with for_package():
@@ -329,7 +329,7 @@ def test_a_loop_between_points_is_written_down_in_a_package(name, compiler):
 
 
 @NEEDS_LOOPS
-@pytest.mark.sampled(1, of="programs of points")
+@pytest.mark.sampled(1, of="programs")
 @pytest.mark.parametrize("case", ["no package", "own keys", "elsewhere"])
 def test_what_the_loop_between_points_cannot_serve_is_of_pytorch(case, compiler, monkeypatch):
     if case == "elsewhere":

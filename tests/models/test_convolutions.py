@@ -77,7 +77,7 @@ def test_an_unknown_attention_is_refused():
         attended(FIELDS, FIELDS, 3, "all")
 
 
-@pytest.mark.sampled(1, of="compiled modules")
+@pytest.mark.sampled(1, of="compiled graphs")
 @pytest.mark.parametrize("network", [HybridNet, FieldUNet])
 @pytest.mark.parametrize("training", [True, False])
 def test_networks_with_convolutions_of_escnn_compile_to_one_graph(network, training):

@@ -64,6 +64,7 @@ GROUPS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", GROUPS, ids=["C8", "D4", "octahedral", "icosahedral", "full octahedral"])
 def test_sequences_and_video(make):
     fiber = make()

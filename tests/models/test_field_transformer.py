@@ -62,7 +62,7 @@ def test_causal_outputs_do_not_see_later_inputs():
     assert (other(x, condition=condition).tensor - other(later, condition=condition).tensor)[..., :3].abs().max() > 1e-3
 
 
-@pytest.mark.sampled(1, of="exported transformers of fields")
+@pytest.mark.sampled(1, of="programs")
 @pytest.mark.parametrize("condition", [None, N])
 def test_exports_and_masks(condition):
     network, x = head(condition=condition, block={"encoding": "none"}), spaces.random_field(ACTION, 5)
@@ -181,7 +181,7 @@ def test_masked_memory_reaches_nothing(name):
     assert not gradients[0].masked_select(mask.unsqueeze(1)).any()
 
 
-@pytest.mark.sampled(1, of="exported transformers of fields")
+@pytest.mark.sampled(1, of="programs")
 @pytest.mark.parametrize("name", ["encoded image", "sequence", "points"])
 def test_a_memory_passes_through_exports_folders_and_checkpoints(name, tmp_path):
     network, x, others = decoder(name)
@@ -218,7 +218,7 @@ def test_a_decoder_in_onnx():
     torch.testing.assert_close(found, plain(*arguments), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sampled(1, of="compiled modules")
+@pytest.mark.sampled(1, of="compiled graphs")
 def test_a_decoder_is_compiled_to_one_graph():
     network, x, others = decoder("image")
     compiled = torch.compile(network, backend="aot_eager", fullgraph=True)

@@ -191,7 +191,7 @@ def test_saved_and_loaded(tmp_path):
     torch.testing.assert_close(from_pretrained(tmp_path).eval()(x), network(x))
 
 
-@pytest.mark.sampled(1, of="programs of layers")
+@pytest.mark.sampled(1, of="programs")
 def test_exports():
     network = network_on(SPACES["C4"]()).float()
     plain = network.export()

@@ -11,7 +11,6 @@ from tests import spaces
 from tests.layers import redrawn
 from tests.nn.attentive import EXACT, PLANE, VARIANTS, VOLUME, input_of, layer_on
 
-SPACES = spaces.PLANE | {n: spaces.VOLUME[n] for n in ("trivial 3D", "mirror", "C4 3D", "octahedral")}
 FEATURE_VARIANTS = {"both": {}, "channel": {"spatial": False}, "spatial": {"channel": False}}
 
 

@@ -14,21 +14,12 @@ from escnn_attention import (
     PointTransformerBlock,
     TimestepEmbedding,
     TransformerBlock,
-    sequence_space,
 )
 from tests import spaces
 from tests.layers import drawn, redrawn
 from tests.packages import in_onnx
 
 C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
-SPACES = {
-    "C4": lambda: C4,
-    "C8": lambda: gspaces.rot2dOnR2(8),
-    "D4": lambda: D4,
-    "octahedral": gspaces.octaOnR3,
-    "icosahedral": gspaces.icoOnR3,
-    "octahedral sequences": lambda: sequence_space(group.octa_group()),
-}
 N = 5
 TIGHT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -48,10 +39,6 @@ def mixture(gspace):
     some = candidates(gspace)
     drawn = [some[int(i)] for i in torch.randint(len(some), (3,))]
     return FieldType(gspace, [*drawn, gspace.trivial_repr, gspace.fibergroup.irreps()[-1]])
-
-
-def at(gspace):
-    return spaces.shape_of(gspace, 2 if gspace.dimensionality == 3 else 4)
 
 
 def error(module, x, condition):
@@ -176,7 +163,7 @@ def test_as_many_clouds_as_points():
         module(x, condition, torch.tensor([1, 0, 2]))
 
 
-@pytest.mark.sampled(1, of="programs of layers")
+@pytest.mark.sampled(1, of="programs")
 @pytest.mark.parametrize("kind", ["norm", "gate"])
 def test_exports(kind):
     fields = mixture(C4)
@@ -399,12 +386,10 @@ def test_files_of_a_block(tmp_path):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["C4", "octahedral", "icosahedral"])
-def test_blocks_at_points_are_equivariant_for_any_weights(name):
-    gspace = {"C4": lambda: C4, "octahedral": gspaces.octaOnR3, "icosahedral": gspaces.icoOnR3}[name]()
+@pytest.mark.parametrize("make", [lambda: C4, gspaces.octaOnR3], ids=["C4", "octahedral"])
+def test_blocks_at_points_are_equivariant_for_any_weights(make):
+    gspace = make()
     fields, d = mixture(gspace), gspace.dimensionality
-    if name == "icosahedral":
-        fields = FieldType(gspace, [gspace.trivial_repr, *gspace.fibergroup.irreps()[1:3]])
     block = drawn(PointTransformerBlock(fields, fields, head_fields=d + 1, hidden_fields=1, condition=N))
     x = GeometricTensor(torch.randn(6, fields.size).double(), fields, torch.randn(6, d).double())
     scalars = GeometricTensor(torch.randn(6, N).double(), spaces.scalars(gspace, N), x.coords)

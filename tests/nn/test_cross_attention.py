@@ -648,7 +648,7 @@ def test_scalars_have_no_poses():
     assert error_of(layer, x, random_field(mixed(D4), 4, 4)) < TOLERANCE
 
 
-@pytest.mark.sampled(1, of="programs of layers")
+@pytest.mark.sampled(1, of="programs")
 def test_programs():
     """What ``torch.export`` writes down is the same, for any number of images."""
     tokens, image = mixed(sequence(C4)), mixed(C4)
@@ -857,7 +857,7 @@ def clouds_of_points(encoding):
     return layer, x, y, z, hidden, batch
 
 
-@pytest.mark.sampled(1, of="programs of points")
+@pytest.mark.sampled(1, of="programs")
 @pytest.mark.parametrize("encoding", ["mlp", "none"])
 def test_clouds_of_points_in_programs(encoding):
     layer, x, y, z, hidden, batch = clouds_of_points(encoding)
@@ -953,7 +953,7 @@ def near_by(name):
     return layer, points_of(fields, 5), points_of(fields, 9, 1)
 
 
-@pytest.mark.sampled(1, of="programs of points")
+@pytest.mark.sampled(1, of="programs")
 @pytest.mark.parametrize("name", ["both", "box"])
 def test_points_near_by_in_programs(name):
     layer, x, y = near_by(name)

@@ -131,7 +131,6 @@ def test_wrong_arguments():
 
 C4 = gspaces.rot2dOnR2(4)
 PARTS = {"layer_scale": 0.5, "drop_path": 0.5, "qk_norm": True}
-KINDS = pytest.mark.parametrize("kind", ["layer", "rms", "batch"])
 
 
 def test_a_gain_of_each_channel_is_not_equivariant():

@@ -561,7 +561,7 @@ def test_a_stride_on_a_torus(size, space):
         layer(random_field(fields, *shape_of(space, 4)))
 
 
-@pytest.mark.sampled(1, of="programs of layers")
+@pytest.mark.sampled(1, of="programs")
 @pytest.mark.parametrize(
     "resampling", [{"stride": 2}, {"scale_factor": 2}, {"stride": 5, "padding_mode": "circular"}], ids=str
 )
@@ -595,7 +595,7 @@ def test_options_that_outputs_elsewhere_do_not_have():
         TransformerBlock(fields, fields, 1, 3, stride=2)
 
 
-@pytest.mark.sampled(1, of="programs of layers")
+@pytest.mark.sampled(1, of="programs")
 def test_programs_of_shares_by_count():
     fields = regular(C4, 2)
     layer = drawn(GroupSelfAttention(fields, fields, 1, None, encoding="rotary", normalization="count"))

@@ -369,7 +369,7 @@ def test_shortcuts_lose_nothing_that_fits(gspace):
         assert spaces.grid_error(shortcut, in_type(x)) < 1e-12
 
 
-@pytest.mark.sampled(1, of="compiled modules")
+@pytest.mark.sampled(1, of="compiled graphs")
 @norms
 def test_a_block_that_trains_compiles_to_one_graph(norm):
     fields = FieldType(C4, 2 * [C4.regular_repr])
@@ -508,7 +508,7 @@ def test_masked_points_beside_a_memory(name):
     torch.testing.assert_close(block.export()(*arguments, **named), y)
 
 
-@pytest.mark.sampled(1, of="programs of points")
+@pytest.mark.sampled(1, of="programs")
 @pytest.mark.parametrize("name", MEMORIES)
 def test_programs_of_points_beside_a_memory(name):
     block, x, others = with_memory(name)

@@ -206,6 +206,7 @@ def test_wide_heads_without_gradients_are_fused_in_any_number_of_threads(monkeyp
     assert torch.equal(*found)
 
 
+@pytest.mark.sampled(1, of="compiled graphs")
 def test_is_one_node_for_compilers():
     (q, k, v), grid, terms = case(2, 2, 2, (4, 5), Window(3), {"spatial", "pose"})
 

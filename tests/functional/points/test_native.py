@@ -24,8 +24,6 @@ from tests.functional.precise import EXTENDED, errors, exact, mean_ratio
 if reason := native_points.why_not_built(torch.float32):
     pytest.skip(reason, allow_module_level=True)
 
-POINTS = 9
-
 
 def draw(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import csv
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
@@ -30,7 +29,6 @@ from escnn_attention.training.experiment import run_experiment
 pytest.importorskip("jsonargparse")
 
 
-ROOT = Path(__file__).parents[3]
 NETWORK = {
     "class_path": "escnn_attention.models.PointTransformer",
     "init_args": {
