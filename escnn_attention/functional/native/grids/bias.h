@@ -34,11 +34,10 @@ template <class T> struct Bias {
     }
     W* of_poses() const { return pose ? by_pose.data : nullptr; }
 
-    // From gradients of scores (keys, G), what the queries and the tables have of theirs; it overwrites what forward
-    // gave.
-    template <int G> void backward(const W* x, const Window<T>& window, int64_t out_pose, bool own, const W* grad,
-                                   W* grad_x) const {
-        sum_scores<T, G>(grad, window.places, key_poses, by_offset.data, of_poses());
+    // From the sums of gradients of scores over the poses, in `by_offset`, and over the places, in `by_pose`, what the
+    // queries and the tables have of theirs.
+    template <int G>
+    void backward(const W* x, const Window<T>& window, int64_t out_pose, bool own, W* grad_x) const {
         if (spatial)
             multiply_backward<T, G>(x, offsets(window, out_pose, own), by_offset.data, grad_x,
                                     spatial.gradient(out_pose));

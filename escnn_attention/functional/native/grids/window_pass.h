@@ -47,6 +47,7 @@ template <class T> struct WindowPass {
         if (!call.grad) return;
         grad_q = Buffer<T>(of_q), grad_k = Buffer<T>(of_k), grad_v = Buffer<T>(of_k);
         grad_query_group = Buffer<W>(channels * query_poses), grads = Buffer<W>(most_keys * GROUP);
+        pose_sums = Buffer<W>(2 * key_poses * GROUP);
         if (dropout.on && !call.sum_query_poses) kept = Buffer<W>(most_keys * GROUP);
         if (call.sum_query_poses)
             grad_content = Buffer<W>(most_keys * query_poses), of_values = Buffer<W>(most_keys * GROUP);
@@ -174,32 +175,74 @@ template <class T> struct WindowPass {
             scores_own<G>(pose);
             packing.template gather<G>(out, num_poses, channels, pose, place_of(num_poses * channels), out_group.data);
             multiply_keys<T, G>(window, v.data, channels, out_group.data, nullptr, nullptr, grads.data);
-            const T unit = this->unit;
-            W most[G], factor[G], inner[G] = {};
-            UNROLL for (int g = 0; g < G; g++) most[g] = load(most_of(pose + g)), factor[g] = load(factor_of(pose + g));
-            const int64_t num_keys = window.num_keys;
-            for (int64_t n = 0; n < num_keys; n++)
-                UNROLL for (int g = 0; g < G; g++)
-                    scores[n * G + g] = factor[g] * exp2<T>(scores[n * G + g] - most[g], unit);
-            if (dropout.on) std::copy_n(scores.data, num_keys * G, kept.data), drop<G>(pose, kept.data);
             const W* weights = dropout.on ? kept.data : scores.data;
-            each_span(num_keys, 1, [&](int64_t first, int64_t last) {
-                W part[G] = {};
-                for (int64_t n = first; n < last; n++)
-                    UNROLL for (int g = 0; g < G; g++) part[g] += weights[n * G + g] * grads[n * G + g];
-                UNROLL for (int g = 0; g < G; g++) inner[g] += part[g];
-            });
-            for (int64_t n = 0; n < num_keys; n++)
-                UNROLL for (int g = 0; g < G; g++)
-                    grads[n * G + g] = weights[n * G + g] * grads[n * G + g] - scores[n * G + g] * inner[g];
+            dropout.on ? differentiate_own<G, true>(pose) : differentiate_own<G, false>(pose);
             W* grad_x = grad_query_group.data;
             std::fill_n(grad_x, channels * G, W{});
-            bias.template backward<G>(query_group.data, window, pose, true, grads.data, grad_x);
+            bias.template backward<G>(query_group.data, window, pose, true, grad_x);
             combine_keys<T, G>(window, k.data, channels, grads.data, grad_x);
             packing.template scatter<G>(grad_x, query_poses, channels, pose, place_of(query_poses * channels), grad_q);
             window.template distribute<G>(grads.data, query_group.data, channels, grad_k);
             window.template distribute<G>(weights, out_group.data, channels, grad_v);
         }, group);
+    }
+
+    // From scores and gradients of weights to weights and gradients of scores, in place; weights that are left after
+    // dropout to `kept`.
+    template <int G, bool DROPS> void differentiate_own(int64_t pose) {
+        const T unit = this->unit;
+        W most[G], factor[G], inner[G];
+        uint32_t of_row[G];
+        UNROLL for (int g = 0; g < G; g++) {
+            most[g] = load(most_of(pose + g)), factor[g] = load(factor_of(pose + g)), of_row[g] = row_key(pose + g);
+        }
+        sum_in_spans<G>(inner, [&](int64_t first, int64_t last, W* part) {
+            for (int64_t n = first * key_poses; n < last * key_poses; n++)
+                UNROLL for (int g = 0; g < G; g++) {
+                    const W p = factor[g] * exp2<T>(scores[n * G + g] - most[g], unit);
+                    const W grad = (DROPS ? p * kept_of(of_row[g], n) : p) * grads[n * G + g];
+                    if (DROPS) kept[n * G + g] = p * kept_of(of_row[g], n);
+                    scores[n * G + g] = p, grads[n * G + g] = grad, part[g] += grad;
+                }
+        });
+        sum_gradients<G>([&](int64_t first, int64_t last, auto add) {
+            for (int64_t l = first; l < last; l++)
+                for (int64_t p = 0, n = l * key_poses; p < key_poses; p++, n++) {
+                    W grad[G];
+                    UNROLL for (int g = 0; g < G; g++)
+                        grads[n * G + g] = grad[g] = grads[n * G + g] - scores[n * G + g] * inner[g];
+                    add(l, p, grad);
+                }
+        });
+    }
+    // The sums of gradients of scores over the poses and over the places, to what offsets and poses gave:
+    // f(first, last, add) calls add(place, key pose, gradients) for the keys of these places.
+    template <int G, class F> void sum_gradients(F f) const {
+        W *of_poses = pose_sums.data, *of_span = of_poses + key_poses * G;
+        std::fill_n(of_poses, key_poses * G, W{});
+        each_span(window.places, key_poses, [&](int64_t first, int64_t last) {
+            W of_place[G];
+            std::fill_n(of_span, key_poses * G, W{});
+            f(first, last, [&](int64_t place, int64_t pose, const W* grad) {
+                UNROLL for (int g = 0; g < G; g++) {
+                    if (bias.pose) of_span[pose * G + g] += grad[g];
+                    of_place[g] = pose ? of_place[g] + grad[g] : grad[g];
+                }
+                if (pose == key_poses - 1)
+                    UNROLL for (int g = 0; g < G; g++) bias.by_offset[place * G + g] = of_place[g];
+            });
+            for (int64_t i = 0; i < key_poses * G; i++) of_poses[i] += of_span[i];
+        });
+        std::copy_n(of_poses, key_poses * G, bias.by_pose.data);
+    }
+    // In stretches of places, the sum of what f(first, last, sums) adds to in each of them.
+    template <int G, class F> void sum_in_spans(W* total, F f) const {
+        UNROLL for (int g = 0; g < G; g++) total[g] = W{};
+        each_span(window.places, key_poses, [&](int64_t first, int64_t last) {
+            W part[G] = {};
+            f(first, last, part);
+            UNROLL for (int g = 0; g < G; g++) total[g] += part[g];
+        });
     }
 
     // A score is a sum of what the content, offsets and poses give, and its exponential the product of theirs: those of
@@ -228,25 +271,30 @@ template <class T> struct WindowPass {
             exponentiate<G>(to, window.num_keys);
         });
     }
-    // Products of exponentials, of a group of query poses seen from an output pose, to `scores`; their sums.
-    template <int G> void multiply_all(int64_t out_pose, int64_t pose, W* total) {
+    // The exponentials of what offsets and poses give to a group of query poses seen from an output pose.
+    template <int G> void make_bias(int64_t out_pose, int64_t pose) {
         bias.template forward<G>(query_group.data + channels * pose, window, out_pose, false);
         if (bias.spatial) exponentiate<G>(bias.by_offset.data, window.places);
         if (bias.pose) exponentiate<G>(bias.by_pose.data, key_poses);
-        const W* from = content.data + most_keys * pose;
-        each_span(window.places, key_poses, [&](int64_t first, int64_t last) {
-            W part[G] = {};
-            for (int64_t l = first; l < last; l++) {
-                W of_place[G];
-                UNROLL for (int g = 0; g < G; g++) of_place[g] = bias.spatial ? bias.by_offset[l * G + g] : all(T(1));
-                for (int64_t p = 0, n = l * key_poses * G; p < key_poses; p++, n += G)
-                    UNROLL for (int g = 0; g < G; g++) {
-                        const W y = from[n + g] * of_place[g];
-                        part[g] += scores[n + g] = bias.pose ? y * bias.by_pose[p * G + g] : y;
-                    }
+    }
+    // Calls f(place, key pose, key, weights) for the keys of some places: products of exponentials, of the query poses of
+    // a group, times a factor of each; or what is STORED in `scores`, times that.
+    template <int G, bool STORED, class F>
+    void each_weight(int64_t pose, const W* factor, int64_t first, int64_t last, F f) const {
+        const W* from = STORED ? scores.data : content.data + most_keys * pose;
+        for (int64_t l = first; l < last; l++) {
+            W of_place[G];
+            UNROLL for (int g = 0; g < G; g++)
+                of_place[g] = !STORED && bias.spatial ? factor[g] * bias.by_offset[l * G + g] : factor[g];
+            for (int64_t p = 0, n = l * key_poses; p < key_poses; p++, n++) {
+                W y[G];
+                UNROLL for (int g = 0; g < G; g++) {
+                    y[g] = from[n * G + g] * of_place[g];
+                    if (!STORED && bias.pose) y[g] *= bias.by_pose[p * G + g];
+                }
+                f(l, p, n, y);
             }
-            UNROLL for (int g = 0; g < G; g++) total[g] += part[g];
-        });
+        }
     }
     // Their scores, to `scores`.
     template <int G> void scores_all(int64_t out_pose, int64_t pose) {
@@ -255,31 +303,56 @@ template <class T> struct WindowPass {
         bias.template add_mask<G>(window, mask, bool(bias.spatial));
         multiply_keys<T, G>(window, k.data, channels, x, bias.by_offset.data, bias.of_poses(), scores.data);
     }
-    // Exponentials to `scores` and what makes their sums 1, stored with the sign - where they are made from the scores.
-    template <int G> void exponentials_all(int64_t out_pose, int64_t pose, int64_t row, W* factor) {
-        W total[G] = {};
-        multiply_all<G>(out_pose, pose, total);
+    // What makes the sums of exponentials 1, stored with the sign - where they are made from the scores: then they are in
+    // `scores`, and the result is true.
+    template <int G> bool normalise_all(int64_t out_pose, int64_t pose, int64_t row, W* factor) {
+        make_bias<G>(out_pose, pose);
+        W total[G], one[G];
+        UNROLL for (int g = 0; g < G; g++) one[g] = all(T(1));
+        sum_in_spans<G>(total, [&](int64_t first, int64_t last, W* part) {
+            each_weight<G, false>(pose, one, first, last, [&](int64_t, int64_t, int64_t, const W* y) {
+                UNROLL for (int g = 0; g < G; g++) part[g] += y[g];
+            });
+        });
         bool large = true;
         for (int g = 0; g < G; g++)
             for (int lane = 0; lane < width; lane++) large &= total[g][lane] >= SMALL;
         UNROLL for (int g = 0; g < G; g++) factor[g] = T(1) / total[g];
         if (!large) scores_all<G>(out_pose, pose), exponentials<G>(scores.data, row, factor);
         UNROLL for (int g = 0; g < G; g++) store(factor_of(row + g), large ? factor[g] : -factor[g]);
+        return !large;
     }
     // The same again, from what is stored.
-    template <int G> void remake_exponentials(int64_t out_pose, int64_t pose, int64_t row, W* factor) {
+    template <int G> bool normalise_again(int64_t out_pose, int64_t pose, int64_t row, W* factor) {
         bool large = true;
         for (int g = 0; g < G; g++) {
             factor[g] = load(factor_of(row + g));
             for (int lane = 0; lane < width; lane++) large &= !(factor[g][lane] < 0);
         }
-        W most[G], total[G] = {};
-        if (large) return multiply_all<G>(out_pose, pose, total);
+        if (large) {
+            make_bias<G>(out_pose, pose);
+            return false;
+        }
+        W most[G];
         scores_all<G>(out_pose, pose);
         const T unit = this->unit;
         UNROLL for (int g = 0; g < G; g++) most[g] = load(most_of(row + g)), factor[g] = -factor[g];
         for (int64_t n = 0; n < window.num_keys; n++)
             UNROLL for (int g = 0; g < G; g++) scores[n * G + g] = exp2<T>(scores[n * G + g] - most[g], unit);
+        return true;
+    }
+
+    // Adds the weights of a group of query poses to those of the others, of one of `number` output poses.
+    template <int G, bool STORED, bool DROPS>
+    void add_weights(int64_t out_pose, int64_t number, int64_t row, int64_t pose, const W* factor) const {
+        uint32_t of_row[G];
+        UNROLL for (int g = 0; g < G; g++) of_row[g] = row_key(row + g);
+        each_weight<G, STORED>(pose, factor, 0, window.places, [&](int64_t, int64_t, int64_t n, const W* y) {
+            W& to = weight_sums[n * number + out_pose];
+            W together = to;
+            UNROLL for (int g = 0; g < G; g++) together += DROPS ? y[g] * kept_of(of_row[g], n) : y[g];
+            to = together;
+        });
     }
 
     void forward_all() {
@@ -292,10 +365,11 @@ template <class T> struct WindowPass {
                     constexpr int G = size;
                     const int64_t row = (first_out_pose + f) * query_poses + pose;
                     W factor[G];
-                    exponentials_all<G>(first_out_pose + f, pose, row, factor);
-                    drop<G>(row, scores.data);
-                    for (int64_t n = 0; n < window.num_keys; n++)
-                        UNROLL for (int g = 0; g < G; g++) weight_sums[n * F + f] += scores[n * G + g] * factor[g];
+                    const bool stored = normalise_all<G>(first_out_pose + f, pose, row, factor);
+                    if (dropout.on) stored ? add_weights<G, true, true>(f, F, row, pose, factor)
+                                           : add_weights<G, false, true>(f, F, row, pose, factor);
+                    else stored ? add_weights<G, true, false>(f, F, row, pose, factor)
+                                : add_weights<G, false, false>(f, F, row, pose, factor);
                 });
             std::fill_n(out_group.data, channels * F, W{});
             combine_keys<T, F>(window, v.data, channels, weight_sums.data, out_group.data);
@@ -317,12 +391,13 @@ template <class T> struct WindowPass {
                     constexpr int G = size;
                     const int64_t row = (first_out_pose + f) * query_poses + pose;
                     W factor[G];
-                    remake_exponentials<G>(first_out_pose + f, pose, row, factor);
-                    W* to = grad_content.data + most_keys * pose;
-                    if (dropout.on) differentiate_all<F, G, true>(f, row, factor, to);
-                    else differentiate_all<F, G, false>(f, row, factor, to);
+                    const bool stored = normalise_again<G>(first_out_pose + f, pose, row, factor);
+                    if (dropout.on) stored ? differentiate_all<G, true, true>(f, F, row, pose, factor)
+                                           : differentiate_all<G, false, true>(f, F, row, pose, factor);
+                    else stored ? differentiate_all<G, true, false>(f, F, row, pose, factor)
+                                : differentiate_all<G, false, false>(f, F, row, pose, factor);
                     bias.template backward<G>(query_group.data + channels * pose, window, first_out_pose + f, false,
-                                              grads.data, grad_query_group.data + channels * pose);
+                                              grad_query_group.data + channels * pose);
                 });
             window.template distribute<F>(weight_sums.data, out_group.data, channels, grad_v);
         });
@@ -335,33 +410,37 @@ template <class T> struct WindowPass {
                                           channels, grad_k);
         });
     }
-    // From exponentials and gradients of weights to gradients of scores, in `grads` and added to those of the content; the
-    // weights are added to those of the other query poses. Without dropout the loop is short enough to be unrolled.
-    template <int F, int G, bool DROPS> void differentiate_all(int f, int64_t row, const W* factor, W* to) {
-        W inner[G] = {};
+    // From gradients of weights to gradients of scores, which are added to those of the content; their sums over poses and
+    // places are those of what offsets and poses give. Weights are added to those of the other query poses.
+    template <int G, bool STORED, bool DROPS>
+    void differentiate_all(int64_t out_pose, int64_t number, int64_t row, int64_t pose, const W* factor) {
+        W inner[G];
         uint32_t of_row[G];
         UNROLL for (int g = 0; g < G; g++) of_row[g] = row_key(row + g);
-        each_span(window.num_keys, 1, [&](int64_t first, int64_t last) {
-            W part[G] = {};
-            for (int64_t n = first; n < last; n++) {
-                const W value = of_values[n * F + f];
-                W together = weight_sums[n * F + f];
+        sum_in_spans<G>(inner, [&](int64_t first, int64_t last, W* part) {
+            each_weight<G, STORED>(pose, factor, first, last, [&](int64_t, int64_t, int64_t n, const W* y) {
+                const W value = of_values[n * number + out_pose];
+                W together = weight_sums[n * number + out_pose];
                 UNROLL for (int g = 0; g < G; g++) {
-                    const W p = factor[g] * scores[n * G + g];
-                    const W left = DROPS ? p * kept_of(of_row[g], n) : p;
-                    const W grad = left * value;
-                    part[g] += grad, together += left;
-                    scores[n * G + g] = p, grads[n * G + g] = grad;
+                    const W left = DROPS ? y[g] * kept_of(of_row[g], n) : y[g];
+                    part[g] += left * value, together += left;
+                    if (DROPS) grads[n * G + g] = left * value;
                 }
-                weight_sums[n * F + f] = together;
-            }
-            UNROLL for (int g = 0; g < G; g++) inner[g] += part[g];
+                weight_sums[n * number + out_pose] = together;
+            });
         });
-        for (int64_t n = 0; n < window.num_keys; n++)
-            UNROLL for (int g = 0; g < G; g++) {
-                const W grad = grads[n * G + g] - scores[n * G + g] * inner[g];
-                grads[n * G + g] = grad, to[n * G + g] += grad;
-            }
+        W* to = grad_content.data + most_keys * pose;
+        sum_gradients<G>([&](int64_t first, int64_t last, auto add) {
+            each_weight<G, STORED>(pose, factor, first, last, [&](int64_t l, int64_t p, int64_t n, const W* y) {
+                const W value = of_values[n * number + out_pose];
+                W grad[G];
+                UNROLL for (int g = 0; g < G; g++) {
+                    grad[g] = DROPS ? grads[n * G + g] - y[g] * inner[g] : y[g] * (value - inner[g]);
+                    to[n * G + g] += grad[g];
+                }
+                add(l, p, grad);
+            });
+        });
     }
 
     const Arguments& call;
@@ -378,7 +457,7 @@ template <class T> struct WindowPass {
     int64_t place = 0, slot = 0;  // of the first query of the vector in the band, and of all its queries
     Buffer<T> mask, q, k, v, out, sums, grad_q, grad_k, grad_v;                   // of the band
     Buffer<W> query_group, out_group, scores, content, weight_sums;                        // of the vector
-    Buffer<W> grad_query_group, grads, kept, grad_content, of_values;
+    Buffer<W> grad_query_group, grads, kept, grad_content, of_values, pose_sums;
 };
 
 }  // namespace
