@@ -615,6 +615,7 @@ def convolutions(draw: Draw) -> Drawn:
 
 
 AROUND: dict[str, Callable[[SimpleNamespace], Layer]] = {
+    "AttentionPool": lambda a: ea.AttentionPool(a.fields, 3, 2, head_fields=2, tokens=2),
     "FeatureAttention": lambda a: ea.FeatureAttention(a.alike, residual=a.yes, **a.maps),
     "FieldBatchNorm": lambda a: ea.FieldBatchNorm(a.fields, momentum=0.5),
     "FieldLayerNorm": lambda a: ea.FieldLayerNorm(a.fields, a.scope, kind=a.kind),
@@ -628,6 +629,7 @@ AROUND: dict[str, Callable[[SimpleNamespace], Layer]] = {
     "ConditionedFieldNorm, poses": lambda a: ea.ConditionedFieldNorm(a.several, 3, "pose"),
     "ConditionedGate": lambda a: ea.ConditionedGate(a.fields, 3),
     "PoseAttention": lambda a: ea.PoseAttention(a.alike, residual=a.yes),
+    "PowerSpectrum": lambda a: ea.PowerSpectrum(a.fields, "norm" if a.yes else "square"),
     "PoseFeedForward": lambda a: ea.PoseFeedForward(a.fields, a.other, 2),
     "PoseLinear, from poses": lambda a: ea.PoseLinear(a.regular, a.fields, bias=a.yes),
     "PoseLinear, pointwise": lambda a: ea.PoseLinear(a.regular, a.regular, bias=a.yes, projection="pointwise"),

@@ -9,7 +9,7 @@ from escnn.nn import FieldType, GeometricTensor
 from torch.utils.checkpoint import checkpoint
 
 from escnn_attention import equivariance_report
-from escnn_attention.models import FieldUNet, from_pretrained
+from escnn_attention.models import FieldUNet
 from escnn_attention.plain.image_networks import Upsample
 
 SPACES = {
@@ -182,13 +182,6 @@ def test_a_pyramid_of_a_detector_takes_a_backbone(patch_size):
     assert max((a - b).abs().max() for a, b in zip(*turned, strict=True)) < 1e-10
     sum(m.square().sum() for m in pyramid(x)).backward()
     assert all(p.grad is not None for p in backbone.parameters())
-
-
-def test_saved_and_loaded(tmp_path):
-    network = network_on(gspaces.flipRot2dOnR2(4)).float()
-    network.save_pretrained(tmp_path)
-    x = torch.randn(1, 3, 5, 6)
-    torch.testing.assert_close(from_pretrained(tmp_path).eval()(x), network(x))
 
 
 @pytest.mark.sampled(1, of="programs")

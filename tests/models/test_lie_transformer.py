@@ -130,15 +130,6 @@ def test_bad_arguments():
         LieTransformer(gspace, FieldType(gspace, [gspace.irrep(1)]), 1, fields=4, num_blocks=1, num_heads=2)
 
 
-@pytest.mark.parametrize("options", [{}, {"lift_samples": 2}])
-def test_is_saved_and_loaded(tmp_path, options):
-    pytest.importorskip("huggingface_hub")
-    network = small(gspaces.rot2dOnR2(-1 if options else 4), **options)
-    network.save_pretrained(tmp_path)
-    x, coords = torch.randn(4, 2, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
-    torch.testing.assert_close(LieTransformer.from_pretrained(tmp_path)(x, coords), network(x, coords), rtol=0, atol=0)
-
-
 def test_a_lone_scalar_reaches_other_points():
     """Its scale, too, which the norm takes from a map without a bias: the negative control."""
     torch.manual_seed(0)

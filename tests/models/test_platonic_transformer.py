@@ -46,15 +46,6 @@ def test_masks_and_clouds():
     torch.testing.assert_close(y[1], network(network.in_type(x[3:], coords[3:]))[0], rtol=1e-12, atol=1e-12)
 
 
-def test_is_saved_and_loaded(tmp_path):
-    pytest.importorskip("huggingface_hub")
-    network = small(gspaces.rot2dOnR2(4), block={"layer_scale": 0.1})
-    network.save_pretrained(tmp_path)
-    x, coords = torch.randn(4, 2, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
-    y = PlatonicTransformer.from_pretrained(tmp_path)(x, coords)
-    torch.testing.assert_close(y, network(x, coords), rtol=0, atol=0)
-
-
 def test_bad_arguments():
     gspace = gspaces.rot2dOnR2(4)
     for options, message in (

@@ -379,22 +379,6 @@ def test_energies_and_forces_depend_on_the_cloud(kernel_features):
     assert forces.abs().max() < 1e-9 * energy.abs()
 
 
-def test_weights_and_gradients():
-    """Every parameter is used, coordinates are differentiable, and a copy with the same weights says the same."""
-    space = gspaces.rot2dOnR2(4)
-    for out in (2, "vector"):
-        network = PointTransformer(space, mixed(space), out, **SMALL).double()
-        x, coords = cloud(network.in_type)
-        coords.requires_grad_()
-        network(x, coords, batch=BATCH).square().sum().backward()
-        assert coords.grad.abs().max() > 0
-        unused = [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()]
-        assert not unused
-        other = PointTransformer(space, mixed(space), out, **SMALL).double()
-        other.load_state_dict(network.state_dict())
-        agree(other(x, coords, batch=BATCH), network(x, coords, batch=BATCH))
-
-
 @pytest.mark.parametrize("out", [2, "symmetric tensor"])
 @pytest.mark.parametrize("scalar", [True, False])
 def test_continuous_groups(out, scalar):

@@ -21,7 +21,6 @@ from escnn_attention.functional.layout import LAYOUT
 from escnn_attention.models import (
     CNN,
     EquivariantClassifier,
-    GroupCNN,
     GSANet,
     HamiltonianNetwork,
     HybridNet,
@@ -31,6 +30,7 @@ from escnn_attention.models import (
 )
 from escnn_attention.models.pretrained import CONFIGURATION, shortened
 from escnn_attention.models.weights_file import WEIGHTS, digest_of
+from tests.layers import CASES
 
 C4 = gspaces.rot2dOnR2(4)
 C8 = gspaces.rot2dOnR2(8)
@@ -57,26 +57,14 @@ def cloud():
 
 
 NETWORKS = {
-    "hybrid": (hybrid, lambda: (torch.randn(2, 1, 9, 9),)),
-    "GSA-Net": (
-        lambda: GSANet(C4, 1, 3, channels=6, blocks=(1,), num_heads=1, kernel_size=3),
-        lambda: (torch.randn(2, 1, 7, 7),),
-    ),
-    "attentive": (
-        lambda: GroupCNN(C4, 1, 3, width=2, convolutions=(1, 0), last_kernel=2, attention="features"),
-        lambda: (torch.randn(2, 1, 8, 8),),
-    ),
     "CNN": (
         lambda: CNN(1, 3, widths=(2,), convolutions=(1,), features=2),
         lambda: (torch.randn(2, 1, 8, 8),),
     ),
     "molecules": (molecules, cloud),
     "sampled": (sampled, cloud),
-    "Hamiltonian": (
-        lambda: HamiltonianNetwork(molecules(), scale=2.0),
-        lambda: (*cloud(), torch.rand(5, 2) + 0.5),
-    ),
 }
+LISTED = [name for name in CASES if hasattr(models, name.partition(",")[0])]
 
 
 def trained(make):
@@ -110,20 +98,24 @@ def seal(folder, **changes):
     path.write_text(json.dumps(content | {"sha256": digest_of(content, folder / WEIGHTS)}))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*NETWORKS, *LISTED])
 def test_networks_come_back_from_folders(name, dtype, tmp_path):
-    make, inputs = NETWORKS[name]
+    make, inputs = NETWORKS.get(name) or (CASES[name].make, None)
     network = trained(make).train().to(dtype).eval()
-    arguments = [x.to(dtype) for x in inputs()]
-    options = {"num_frames": 3, "step": 0.01} if name == "Hamiltonian" else {}
-    expected = network(*arguments, **options)
+    arguments = [x.to(dtype) for x in (inputs() if inputs else CASES[name].inputs(network))]
+
+    def output(of):
+        torch.manual_seed(2)  # for lifts that are drawn
+        return of(*arguments) if inputs else CASES[name].output(of, *arguments)
+
+    expected = output(network)
     assert network.save_pretrained(tmp_path) is None
     for again in (models.from_pretrained(tmp_path), type(network).from_pretrained(str(tmp_path))):
         assert type(again) is type(network)
         assert not any(module.training for module in again.modules())
-        assert torch.equal(again(*arguments, **options), expected)
+        assert torch.equal(output(again), expected)
     assert {path.name for path in tmp_path.iterdir()} == {WEIGHTS, CONFIGURATION, "README.md"}
 
 

@@ -72,7 +72,7 @@ def test_features_are_equivariant_until_they_leave_the_group():
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
-def test_from_fields_to_fields(gspace, tmp_path):
+def test_from_fields_to_fields(gspace):
     vectors = FieldType(gspace, [gspace.basespace_action, gspace.trivial_repr])
     options = SIZES | {"num_blocks": (2, 0), "class_token": False, "registers": 1}
     network = drawn(VisionTransformer(gspace, vectors, vectors, **options))
@@ -82,8 +82,6 @@ def test_from_fields_to_fields(gspace, tmp_path):
     assert network(x).shape == shape
     torch.testing.assert_close(network(vectors(x)).tensor, network(x))
     torch.testing.assert_close(network.eval().export()(x), network(x), rtol=1e-12, atol=1e-12)
-    network.save_pretrained(tmp_path)
-    assert torch.equal(from_pretrained(tmp_path)(x), network(x))
     grads = torch.autograd.grad(network(x).square().sum(), [*network.parameters()])
     assert all(g.abs().max() > 0 for g in grads)
     kernel = torch.randn_like(network.decoder[1].plain.kernel_and_bias(x)[0])  # the negative control

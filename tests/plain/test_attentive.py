@@ -8,8 +8,6 @@ from escnn import gspaces
 from escnn_attention import working_memory
 from escnn_attention.functional.responses import attentive, responses
 from escnn_attention.groups.fibers import fibers
-from escnn_attention.nn.attentive import AttentiveConv
-from tests import spaces
 from tests.nn.attentive import VARIANTS, input_of, layer_on
 
 
@@ -119,23 +117,6 @@ def test_the_published_conventions():
                 spatial = F.conv2d(statistics, psi_x[c, :, p].rot90(h, (-2, -1))[None], padding=1).sigmoid()
                 out[:, c, h] += (responses - spatial * attended).sum(1)
     torch.testing.assert_close(layer(x).tensor, out.flatten(1, 2), atol=1e-11, rtol=1e-11)
-
-
-@pytest.mark.parametrize(("ratio", "numbers"), [(2, (48_630 - 24_610, 49_110 - 24_610))])
-def test_as_many_parameters_as_published(ratio, numbers):
-    """What the attention adds to the seven layers of the p4 network on rotated MNIST."""
-    gspace = gspaces.rot2dOnR2(4)
-    image, fields = spaces.scalars(gspace, 1), spaces.regular(gspace, 10)
-
-    def attention(**options):
-        ratios = [{"ratio": n} if options.get("channel", True) else {} for n in (1, ratio)]
-        first = AttentiveConv(image, fields, 3, bias=False, **ratios[0], **options)
-        second = AttentiveConv(fields, fields, 3, bias=False, **ratios[1], **options)
-        layers = [first, *[second] * 6]
-        return sum(p.numel() for m in layers for n, p in m.named_parameters() if not n.startswith("plain.kernel"))
-
-    assert (attention(spatial=False), attention(channel=False)) == numbers
-    assert attention() == sum(numbers)
 
 
 def test_responses_are_never_all_there(monkeypatch):
