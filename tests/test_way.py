@@ -66,7 +66,7 @@ def attention_between_points():
     ("make", "most"),
     [
         (attention_on_a_grid, (18, 60, 40)),
-        (block_on_a_grid, (24, 73, 86)),
+        (block_on_a_grid, (23, 73, 84)),
         (attention_between_points, (20, 104, 65)),
     ],
 )

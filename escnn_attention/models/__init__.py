@@ -9,8 +9,8 @@ from escnn_attention.models.group_cnns import AllCNNC, GroupCNN, GroupDenseNet, 
 from escnn_attention.models.gsa_net import GSANet
 from escnn_attention.models.hamiltonian import HamiltonianNetwork
 from escnn_attention.models.hybrid import CNN, HybridNet
-from escnn_attention.models.lie_transformer import LieTransformer, LieTransformerBlock
-from escnn_attention.models.platonic_transformer import PlatonicBlock, PlatonicTransformer
+from escnn_attention.models.lie_transformer import LieTransformer
+from escnn_attention.models.platonic_transformer import PlatonicTransformer
 from escnn_attention.models.point_transformer import PointTransformer
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.models.published import from_published
@@ -33,8 +33,6 @@ __all__ = [
     "HybridNet",
     "InvariantLogits",
     "LieTransformer",
-    "LieTransformerBlock",
-    "PlatonicBlock",
     "PlatonicTransformer",
     "PointTransformer",
     "PoseMean",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 from escnn.gspaces import GSpace
-from escnn.nn import FieldType, GeometricTensor, IdentityModule, SequentialModule
+from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 from typing_extensions import Unpack
 
@@ -19,17 +19,15 @@ from escnn_attention.geometry.relations import LiftedMotion, Relation
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.nn.arguments import check_options, check_type, option_names
 from escnn_attention.nn.heads import check_scalars
-from escnn_attention.nn.norms import FieldLayerNorm
-from escnn_attention.nn.point_attention import PointSelfAttention
 from escnn_attention.nn.point_lift import PointLift
-from escnn_attention.nn.pointwise import DropPath, PoseLinear, pointwise_network
-from escnn_attention.nn.transformer import PointBlock
+from escnn_attention.nn.pointwise import PoseLinear
+from escnn_attention.nn.transformer import PointTransformerBlock
 from escnn_attention.plain.point_lift import LiftedNetwork
 from escnn_attention.plain.point_network import LiftedHead, Readout
 
 
 class LieBlockOptions(TypedDict, total=False):
-    """Options of :class:`LieTransformerBlock`."""
+    """Options of the blocks of a :class:`LieTransformer`."""
 
     encoding: Encoding | PairKernel | str | None
     normalization: Normalization
@@ -38,63 +36,19 @@ class LieBlockOptions(TypedDict, total=False):
     num_neighbours: int | None
 
 
-class LieTransformerBlock(PointBlock):
-    r"""A block of the LieTransformer as published: regular fields to the same.
-
-    .. math::
-        y &= x + \mathrm{Attention}(\mathrm{LN}(x)) \\
-        z &= y + \sigma(W_2\,\sigma(W_1\,\mathrm{LN}(y)))
-
-    Its maps do not mix poses, its norms act on each pose separately, and its pointwise network, as wide as the
-    features, ends in a nonlinearity.
-
-    Args:
-        in_type: the type of the input and of the output: regular fields.
-        num_heads: the number of heads.
-        options: ``encoding``, ``normalization``, ``relation``, ``backend`` and ``num_neighbours`` of
-            :class:`~escnn_attention.PointSelfAttention`.
-
-    Shape:
-        ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to the same.
-
-    Raises:
-        TypeError, ValueError: as :class:`~escnn_attention.PointSelfAttention`; fields that are not regular.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.models import LieTransformerBlock
-        >>> from escnn import gspaces, nn
-        >>> g = gspaces.rot2dOnR2(4)
-        >>> fields = nn.FieldType(g, 4 * [g.regular_repr])
-        >>> block = LieTransformerBlock(fields, num_heads=2)
-        >>> block(nn.GeometricTensor(torch.randn(9, 16), fields, torch.randn(9, 2))).shape
-        torch.Size([9, 16])
-
-    Source: the implementation published with Hutchinson et al., "LieTransformer", ICML 2021.
-    """
-
-    def __init__(self, in_type: FieldType, num_heads: int = 1, **options: Unpack[LieBlockOptions]):
-        check_options(type(self).__name__, options, LieBlockOptions.__annotations__)
-        super().__init__(check_type("in_type", in_type), in_type)
-        self.norm = FieldLayerNorm(in_type, "pose")
-        self.attention = PointSelfAttention(in_type, in_type, num_heads, projection="pointwise", **options)
-        self.after = self.shortcut = IdentityModule(in_type)
-        network = pointwise_network(in_type, len(in_type), last_activation=True, projection="pointwise")
-        self.feed_forward = SequentialModule(FieldLayerNorm(in_type, "pose"), *network)
-        self.drop_path = DropPath(in_type, 0.0)
-
-
 class LieTransformer(CloudNetwork):
     r"""The network of the LieTransformer as published: an embedding, blocks, and a head.
 
     .. math::
-        f^0_i(h) &= W x_i + b, \qquad f^{l+1} = \mathrm{Block}_l(f^l) \\
+        f^0_i(h) &= W x_i + b, \qquad g^l = f^l + \mathrm{Attention}_l(\mathrm{LN}(f^l)), \qquad
+            f^{l+1} = g^l + \sigma(W_2^l\,\sigma(W_1^l\,\mathrm{LN}(g^l))) \\
         y &= \mathrm{MLP}\Big( \operatorname{pool}_{i,h} f^L_i(h) \Big)
         \qquad\text{or}\qquad y = \operatorname{pool}_{i,h} W' \sigma(f^L_i(h)) + b'
 
-    with an MLP that begins with a nonlinearity and has two hidden layers as wide as the features, and the blocks of
-    :class:`LieTransformerBlock`. Use :class:`PointTransformer` for everything but comparisons with the published
-    network: it has a norm before its head, maps that mix poses, and any field type.
+    with an MLP that begins with a nonlinearity and has two hidden layers as wide as the features. The blocks are
+    :class:`~escnn_attention.PointTransformerBlock`: maps do not mix poses, norms act on each pose by itself, and the
+    pointwise network, as wide as the features, ends in a nonlinearity. Use :class:`PointTransformer` for everything but
+    comparisons with the published network: it has a norm before its head, maps that mix poses, and any field type.
 
     Args:
         gspace: the symmetry, over R^2 or R^3, with a finite fiber group: translations alone for the trivial one. Or
@@ -110,7 +64,7 @@ class LieTransformer(CloudNetwork):
             point: see :class:`~escnn_attention.nn.PointLift`. The sum over h is then over them.
         positive_quaternions: draw them with positive real parts, where ``relation`` is
             ``LiftedMotion("quaternion")``: see :class:`~escnn_attention.nn.PointLift`.
-        options: of each :class:`LieTransformerBlock`: ``encoding``, by default the published kernel,
+        options: of the blocks: ``encoding``, by default the published kernel,
             ``PairKernel(biases=True, last_activation=True)``; ``relation``, by default the offset, or for lifted points
             :class:`~escnn_attention.LiftedMotion`; ``normalization``, ``backend``; and ``num_neighbours``, with
             ``lift_samples`` the nearest lifts by :meth:`LiftedMotion.distance <escnn_attention.LiftedMotion.distance>`.
@@ -167,8 +121,11 @@ class LieTransformer(CloudNetwork):
         bias = self.embedding.plain.projection.bias
         assert bias is not None
         torch.nn.init.uniform_(bias, -(in_type.size**-0.5), in_type.size**-0.5)
+        published: dict[str, Any] = {"norm_scope": "pose", "projection": "pointwise", "last_activation": True}
+        published |= {"hidden_fields": fields, **options}
         self.blocks = torch.nn.ModuleList(
-            LieTransformerBlock(hidden, num_heads, **options) for _ in range(check_int("num_blocks", num_blocks))
+            PointTransformerBlock(hidden, hidden, num_heads, **published)
+            for _ in range(check_int("num_blocks", num_blocks))
         )
         self.head = LiftedHead(fields, in_type.fibergroup.order(), num_outputs, pool, readout)
 

@@ -7,113 +7,34 @@ from typing import Any, Literal
 
 import torch
 from escnn.gspaces import GSpace
-from escnn.nn import EquivariantModule, FieldType, IdentityModule, SequentialModule
+from escnn.nn import EquivariantModule, FieldType
 
 from escnn_attention._checks import check_bool, check_int, check_length, check_option
 from escnn_attention.encodings import RotaryEncoding
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.convolutions import field_type_of
-from escnn_attention.nn.arguments import check_options, check_type, option_names
-from escnn_attention.nn.norms import FieldLayerNorm
-from escnn_attention.nn.point_attention import PointSelfAttention
-from escnn_attention.nn.pointwise import Activation, DropPath, PoseLinear, activation_of, ends_of
-from escnn_attention.nn.transformer import PointBlock
-from escnn_attention.plain.norms import NormKind
+from escnn_attention.nn.arguments import check_options, option_names
+from escnn_attention.nn.pointwise import PoseLinear, activation_of
+from escnn_attention.nn.transformer import PointTransformerBlock
 from escnn_attention.plain.point_network import PlatonicHead, PoseWaves
-
-
-class PlatonicBlock(PointBlock):
-    r"""A block of a Platonic Transformer: regular fields to the same.
-
-    .. math::
-        y &= x + \lambda_1\,\mathrm{Attention}(\mathrm{LN}(x)) \\
-        z &= y + \lambda_2\,W_2\,\sigma(W_1\,\mathrm{LN}(y))
-
-    The attention is that of an ordinary transformer in the frame of every pose: queries attend to the keys of their own
-    pose, with rotary encodings of positions. Norms act on each pose separately; the linear maps mix poses.
-
-    Args:
-        in_type: the type of the input and of the output: regular fields.
-        num_heads: the number of heads.
-        hidden_fields: the fields of the pointwise network; by default four times those of ``in_type``.
-        constant_keys, rotate_values: whether keys are constant, and whether values are rotated (``values`` of
-            :class:`~escnn_attention.RotaryEncoding`).
-        activation: :math:`\sigma`, ``"gelu"``, ``"silu"`` or ``"relu"``.
-        norm_kind: ``"layer"`` or ``"rms"``, see :class:`~escnn_attention.FieldLayerNorm`.
-        layer_scale: the initial gains :math:`\lambda`; None for none.
-        backend: of the attention.
-
-    Shape:
-        ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to the same.
-
-    Raises:
-        TypeError, ValueError: as the layers raise; fields that are not regular, or a head of an odd number of fields.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.models import PlatonicBlock
-        >>> from escnn import gspaces, nn
-        >>> g = gspaces.rot2dOnR2(4)
-        >>> fields = nn.FieldType(g, 8 * [g.regular_repr])
-        >>> block = PlatonicBlock(fields, num_heads=2)
-        >>> block(nn.GeometricTensor(torch.randn(9, 32), fields, torch.randn(9, 2))).shape
-        torch.Size([9, 32])
-
-    Source: Islam et al., "Platonic Transformers: A Solid Choice For Equivariance", 2025.
-    """
-
-    def __init__(
-        self,
-        in_type: FieldType,
-        num_heads: int = 1,
-        *,
-        hidden_fields: int | None = None,
-        constant_keys: bool = True,
-        rotate_values: bool = False,
-        activation: Activation = "gelu",
-        norm_kind: NormKind = "layer",
-        layer_scale: float | None = None,
-        backend: str = "auto",
-    ):
-        super().__init__(check_type("in_type", in_type), in_type)
-        fields = len(in_type)
-        if fields % (2 * check_int("num_heads", num_heads)):
-            raise ValueError(
-                f"num_heads: got {num_heads}, needed a number that gives each head an even part of {fields} fields"
-            )
-        number = 4 * fields if hidden_fields is None else check_int("hidden_fields", hidden_fields)
-        hidden = FieldType(in_type.gspace, number * [in_type.gspace.regular_repr])
-        encoding = RotaryEncoding(
-            scale=1.0,
-            constant_keys=check_bool("constant_keys", constant_keys),
-            values=check_bool("rotate_values", rotate_values),
-        )
-        self.norm = FieldLayerNorm(in_type, "pose", kind=norm_kind)
-        self.attention = PointSelfAttention(in_type, in_type, num_heads, keys="own", encoding=encoding, backend=backend)
-        self.after = SequentialModule(*(ends_of(in_type, layer_scale) or [IdentityModule(in_type)]))
-        self.shortcut = IdentityModule(in_type)
-        self.feed_forward = SequentialModule(
-            FieldLayerNorm(in_type, "pose", kind=norm_kind),
-            PoseLinear(in_type, hidden),
-            activation_of(hidden, activation),
-            PoseLinear(hidden, in_type),
-            *ends_of(in_type, layer_scale),
-        )
-        self.drop_path = DropPath(in_type, 0.0)
 
 
 class PlatonicTransformer(CloudNetwork):
     r"""The network of Platonic Transformers: an embedding, blocks in the frames of the poses, and a head.
 
     .. math::
-        f^0_i(h) &= W\,\rho(h)^{-1} x_i \;(+\; [\cos\Omega h^{-1}x_i,\, \sin\Omega h^{-1}x_i]), \qquad
-            f^{l+1} = \mathrm{Block}_l(f^l) \\
+        f^0_i(h) &= W\,\rho(h)^{-1} x_i \;(+\; [\cos\Omega h^{-1}x_i,\, \sin\Omega h^{-1}x_i]) \\
+        g^l &= f^l + \lambda_1\,\mathrm{Attention}_l(\mathrm{LN}(f^l)), \qquad
+            f^{l+1} = g^l + \lambda_2\,W_2^l\,\sigma(W_1^l\,\mathrm{LN}(g^l)) \\
         y &= W_2\,\sigma\big(W_1 \operatorname{pool}_i f^L_i\big)
 
-    with the blocks of :class:`PlatonicBlock`, equivariant maps W and a last one to fields of any type. Without
-    ``positions`` it is invariant under translations. As published, the embedding W has no bias, and norms remove the
-    scale of its output: a single scalar feature needs a second one that is constant, such as 1.
+    with equivariant maps W and a last one to fields of any type. The blocks are
+    :class:`~escnn_attention.PointTransformerBlock`: the attention is that of an ordinary transformer in the frame of
+    every pose, with queries that attend to the keys of their own pose and rotary encodings of positions; norms act on
+    each pose by itself, and the linear maps mix poses. Without ``positions`` the network is invariant under
+    translations. As published, the embedding W has no bias, and norms remove the scale of its output: a single scalar
+    feature needs a second one that is constant, such as 1.
 
     Args:
         gspace: the symmetry, over R^2 or R^3, with a finite fiber group.
@@ -123,8 +44,9 @@ class PlatonicTransformer(CloudNetwork):
         fields: the width: the number of regular fields.
         num_blocks: the number of blocks.
         num_heads: of each attention, in the frame of each pose.
-        block: further options of every :class:`PlatonicBlock`, such as ``hidden_fields``, ``constant_keys``,
-            ``rotate_values``, ``activation``, ``norm_kind`` and ``layer_scale``.
+        block: further options of every :class:`~escnn_attention.PointTransformerBlock`. By default ``hidden_fields``
+            are four times ``fields``, the ``activation`` is ``"gelu"``, ``norm_kind`` is ``"layer"``, and the
+            ``encoding`` is ``RotaryEncoding(scale=1.0, constant_keys=True)``.
         positions: whether waves of the position itself are added to the embedding.
         hidden_readout: whether the head has a hidden layer, as wide as the features, with a GELU.
         pool: over the points of a cloud, ``"mean"`` or ``"sum"``; None for an output at every point.
@@ -135,7 +57,8 @@ class PlatonicTransformer(CloudNetwork):
         ``(N, out_type.size)``.
 
     Raises:
-        ValueError: an unknown option, a divisor that is not positive, or as :class:`PlatonicBlock` raises.
+        ValueError: an unknown option, a divisor that is not positive, a head of an odd number of fields, or as
+            :class:`~escnn_attention.PointTransformerBlock` raises.
 
     Example:
         >>> import torch
@@ -170,15 +93,22 @@ class PlatonicTransformer(CloudNetwork):
         super().__init__(gspace, field_type_of("in_type", in_type, gspace))
         self.out_type = field_type_of("out_type", out_type, gspace)
         hidden = FieldType(gspace, check_int("fields", fields) * [gspace.regular_repr])
-        options = dict(block or {})
-        check_options("block", options, option_names(PlatonicBlock))
+        options: dict[str, Any] = {"hidden_fields": 4 * fields, "activation": "gelu", "norm_kind": "layer"}
+        options |= {"encoding": RotaryEncoding(scale=1.0, constant_keys=True), **(block or {})}
+        check_options("block", options, option_names(PointTransformerBlock))
+        options |= {"norm_scope": "pose", "keys": "own"}
         self.embedding = PoseLinear(self.in_type, hidden, bias=False)
         if check_bool("positions", positions):
             if fields % 2:
                 raise ValueError(f"fields: got {fields}, needed an even number with positions, a cosine for each sine")
             self.waves = PoseWaves(fields // 2, fibers(gspace).inverse_action)
+        if fields % (2 * check_int("num_heads", num_heads)):
+            raise ValueError(
+                f"num_heads: got {num_heads}, needed a number that gives each head an even part of {fields} fields"
+            )
         self.blocks = torch.nn.ModuleList(
-            PlatonicBlock(hidden, num_heads, **options) for _ in range(check_int("num_blocks", num_blocks))
+            PointTransformerBlock(hidden, hidden, num_heads, **options)
+            for _ in range(check_int("num_blocks", num_blocks))
         )
         parts = [_readout(hidden, part, check_bool("hidden_readout", hidden_readout)) for part in _parts(self.out_type)]
         self.head = PlatonicHead(parts, pool, check_length("divisor", divisor, "number"))

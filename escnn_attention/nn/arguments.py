@@ -335,6 +335,7 @@ class PointBlockOptions(PairOptions, total=False):
     """Options of :class:`PointTransformerBlock` besides those that it lists."""
 
     attention_dropout: float
+    norm_scope: Literal["position", "pose"]
     poses: Subgroup
     encoding: Encoding | PairKernel | str | None
     keys: KeyMode

@@ -27,11 +27,10 @@ from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.norms import field_of_channels
 from escnn_attention.plain.blocks import DropPath as PlainDropPath
 from escnn_attention.plain.blocks import LayerScale as PlainLayerScale
-from escnn_attention.plain.pose_linear import FieldLinear as PlainFieldLinear
-from escnn_attention.plain.pose_linear import Isotypic
-from escnn_attention.plain.pose_linear import PoseFeedForward as PlainPoseFeedForward
-from escnn_attention.plain.pose_linear import PoseLinear as PlainPoseLinear
-from escnn_attention.plain.projections import FromPoses, ProjectionKind, ToPoses
+from escnn_attention.plain.projections import FieldLinear as PlainFieldLinear
+from escnn_attention.plain.projections import FromPoses, Isotypic, ProjectionKind, ToPoses
+from escnn_attention.plain.projections import PoseFeedForward as PlainPoseFeedForward
+from escnn_attention.plain.projections import PoseLinear as PlainPoseLinear
 
 Activation = Literal["silu", "gelu", "relu"]
 

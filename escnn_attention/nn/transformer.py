@@ -467,8 +467,9 @@ class PointTransformerBlock(PointBlock):
         condition: as in :class:`TransformerBlock`: None, or the number of invariants of a block of adaLN-Zero.
         cross_attention: likewise: None, or the :class:`GroupCrossAttention` of a block of a decoder, which is called
             with a memory: at points, on a grid, or a sequence.
-        options: ``attention_dropout``, the dropout of the attention probabilities; ``projection``, ``bias`` and
-            ``samples`` of the attention and of the pointwise network; and the other options of
+        options: ``attention_dropout``, the dropout of the attention probabilities; ``norm_scope``, by default
+            ``"position"``, or ``"pose"`` for norms of each pose of regular fields by itself; ``projection``, ``bias``
+            and ``samples`` of the attention and of the pointwise network; and the other options of
             :class:`PointSelfAttention`. With ``kernel_features`` there are no ``keys``, ``shared_scores``, ``poses``
             and ``backend``.
 
@@ -521,6 +522,7 @@ class PointTransformerBlock(PointBlock):
         given: dict[str, Any] = {**options}
         attention_dropout = check_probability("attention_dropout", given.pop("attention_dropout", 0.0))
         shared: dict[str, Any] = {name: given.pop(name) for name in SHARED if name in given}
+        scope = check_option("norm_scope", given.pop("norm_scope", "position"), ("position", "pose"))
         if attention is not None:
             own: dict[str, Any] = {"num_heads": (num_heads, 1), "kernel_features": (kernel_features, None)}
             own["attention_dropout"] = (attention_dropout, 0.0)
@@ -538,7 +540,7 @@ class PointTransformerBlock(PointBlock):
         check_int("hidden_fields", hidden_fields)
         nonlinear: dict[str, Any] = {"activation": activation, "last_activation": last_activation}
         network = pointwise_network(out_type, hidden_fields, **shared, **nonlinear)
-        norm_for = block_norms(check_norm_kind(norm_kind), "position", norm_eps, condition)
+        norm_for = block_norms(check_norm_kind(norm_kind), scope, norm_eps, condition)
         gains = ends_of(out_type, layer_scale)
         self.attention = layer
         self.norm = norm_for(in_type)

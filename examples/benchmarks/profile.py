@@ -18,8 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from escnn_attention.functional import ON_GRIDS
 from escnn_attention.plain.norms import LayerNorm
-from escnn_attention.plain.pose_linear import PoseLinear
-from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
+from escnn_attention.plain.projections import FromPoses, PoseLinear, Scalars, ToPoses
 
 _KINDS = ("attention", "projections", "norms", "activations", "optimizer")
 _MARKED = [(ON_GRIDS, "compute", "attention"), (LayerNorm, "forward", "norms")]

@@ -7,7 +7,7 @@ from escnn.nn import FieldType
 
 from escnn_attention import LiftedMotion, Offset
 from escnn_attention.geometry.relations import product, rotate
-from escnn_attention.models import LieTransformer, LieTransformerBlock
+from escnn_attention.models import LieTransformer
 
 
 def small(gspace, **options):
@@ -104,14 +104,14 @@ def test_in_the_mean_over_lifts_turned_clouds_are_alike():
 
 def test_block_is_equivariant():
     gspace = gspaces.flipRot2dOnR2(4)
-    block = LieTransformerBlock(FieldType(gspace, 4 * [gspace.regular_repr]), 2)
+    (block,) = small(gspace, num_blocks=1).blocks
     assert max(error for _, error in block.check_equivariance(atol=1e-10, rtol=0)) < 1e-10
 
 
 def test_bad_arguments():
     gspace = gspaces.rot2dOnR2(4)
     with pytest.raises(TypeError, match=r"^projection: .*no such option"):
-        LieTransformerBlock(FieldType(gspace, [gspace.regular_repr]), projection="group")
+        small(gspace, projection="group")
     for options, message in (({"pool": "sum"}, "pool: got 'sum'"), ({"readout": "all"}, "readout: got 'all'")):
         with pytest.raises(ValueError, match=message):
             small(gspace, **options)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import escnn_attention as ea
 from escnn_attention import PairKernel, RotaryEncoding
 from escnn_attention.groups.fibers import fibers, frames, invariant_vectors
-from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses
+from escnn_attention.plain.projections import FromPoses, HeadModule, PoseLinear, Scalars, ToPoses
 from tests import spaces
 from tests.layers import Case, on_points, vectors
 from tests.nn import spheres
@@ -562,3 +562,39 @@ def test_expanded_weights_are_kept_in_evaluation_and_follow_the_weights(monkeypa
         torch.testing.assert_close(first, made.train()(x))  # in which nothing is kept
         expanded[step + 1 :] = []
         made.eval().weight.data.add_(1)
+
+
+def pose_linear(kind, to):  # to poses, or from them
+    t = spaces.regular(gspaces.rot2dOnR2(3), 2)
+    made = ToPoses(frames(t), 6, 4, 3, kind=kind, bias=4) if to else FromPoses(frames(t, dual=True), 6, 4, 3, kind=kind)
+    return PoseLinear(made, 3)
+
+
+@pytest.mark.parametrize("kind", ["group", "pointwise"])
+@pytest.mark.parametrize("space", [(), (5,), (4, 3), (2, 3, 4)])
+def test_positions_are_mapped_one_by_one(space, kind):
+    for module, size_in, size_out in (pose_linear(kind, True), 6, 12), (pose_linear(kind, False), 12, 6):
+        x = torch.randn(2, size_in, *space)
+        y = module(x)
+        assert y.shape == (2, size_out, *space)
+        for index in [()] if not space else [(0,) * len(space), tuple(n - 1 for n in space)]:
+            here = (..., *index)
+            torch.testing.assert_close(y[here], module(x[here]))
+
+
+def test_a_regular_field_keeps_its_poses_together():
+    """Channel field · |H| + pose, as escnn has it."""
+    module, x = pose_linear("group", True), torch.randn(1, 6)
+    with torch.no_grad():
+        module.projection.bias.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    torch.testing.assert_close(module(0 * x)[0], torch.tensor([1.0, 2.0, 3.0, 4.0]).repeat_interleave(3))
+    module = pose_linear("pointwise", False)
+    with torch.no_grad():
+        module.projection.weight.zero_()[1, 2] = 1  # from field 2 to field 1
+    x = torch.arange(12.0)[None]
+    assert module(x).tolist() == [[0, 0, 0, 6, 7, 8]]
+
+
+def test_empty_batches():
+    for to, size_in, size_out in ((True, 6, 12), (False, 12, 6)):
+        assert pose_linear("group", to)(torch.zeros(0, size_in, 3, 3)).shape == (0, size_out, 3, 3)

@@ -18,9 +18,10 @@ from escnn_attention.encodings import PairKernel
 from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.relations import LiftedMotion, Offset, Pair
 from escnn_attention.models.checkpoint import Checkpoint, load_heads, load_norm, load_values, take_linear
-from escnn_attention.models.lie_transformer import LieTransformer, LieTransformerBlock
+from escnn_attention.models.lie_transformer import LieTransformer
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.pointwise import PoseLinear
+from escnn_attention.nn.transformer import PointTransformerBlock
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.point_network import Readout
 
@@ -150,10 +151,10 @@ def _load(checkpoint: Checkpoint, network: LieTransformer, start: str, last: str
     projection = network.embedding.plain.projection
     _load_linear(checkpoint, f"{start}0.module", projection.weight, projection.bias)
     for i, block in enumerate(network.blocks, start=1):
-        assert isinstance(block, LieTransformerBlock)
+        assert isinstance(block, PointTransformerBlock)
         name = f"{start}{i}."
         _load_attention(checkpoint, name, block.attention.plain, fields, group)
-        norm, expand, _, contract, _ = block.feed_forward.children()
+        norm, expand, _, contract, *_ = block.feed_forward.children()
         for what, layer in (("ln_ema", block.norm), ("ln_mlp", norm)):
             assert isinstance(layer, FieldLayerNorm)
             load_norm(checkpoint, f"{name}{what}", layer)

@@ -14,12 +14,14 @@ from escnn.gspaces import GSpace
 from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int
+from escnn_attention.encodings import RotaryEncoding
 from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.groups.spaces import tetraOnR3
 from escnn_attention.models.checkpoint import Checkpoint, load_heads, load_values
-from escnn_attention.models.platonic_transformer import PlatonicBlock, PlatonicTransformer
+from escnn_attention.models.platonic_transformer import PlatonicTransformer
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.pointwise import Activation, LayerScale, PoseLinear
+from escnn_attention.nn.transformer import PointTransformerBlock
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.projections import ToPoses
 
@@ -65,8 +67,9 @@ def from_platonic(
         num_heads=heads,
         block={
             "hidden_fields": checkpoint.shape(f"{layer}linear1.kernel", 3)[1],
-            "constant_keys": not checkpoint.any(f"{layer}interaction.k_proj."),
-            "rotate_values": rope_on_values,
+            "encoding": RotaryEncoding(
+                scale=1.0, constant_keys=not checkpoint.any(f"{layer}interaction.k_proj."), values=rope_on_values
+            ),
             "activation": activation,
             "norm_kind": "layer" if f"{layer}norm1.bias" in checkpoint.tensors else "rms",
             "layer_scale": None if gammas is None else 1.0,
@@ -163,7 +166,7 @@ class _Loader:
             frequencies = self.checkpoint.take(f"{self.start}ape.freqs", self.group.dimension, fields // 2)
             load_values(network.waves.frequencies, frequencies.T)
         for i, block in enumerate(network.blocks):
-            assert isinstance(block, PlatonicBlock)
+            assert isinstance(block, PointTransformerBlock)
             self._block(f"{self.start}layers.{i}.", block, fields)
         parts = iter(network.head.parts)
         for kind, name, _ in _readouts(self.checkpoint, self.start, self.group.dimension):
@@ -219,7 +222,7 @@ class _Loader:
             invariants = projection.invariants.to(bias.dtype)
             load_values(projection.bias, torch.linalg.lstsq(invariants, bias[:, None]).solution[:, 0])
 
-    def _block(self, name: str, block: PlatonicBlock, fields: int) -> None:
+    def _block(self, name: str, block: PointTransformerBlock, fields: int) -> None:
         norm, expand, _, contract, *_ = block.feed_forward.children()
         for number, layer in ((1, block.norm), (2, norm)):
             assert isinstance(layer, FieldLayerNorm)
