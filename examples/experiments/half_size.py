@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from escnn_attention.training.data import CIFAR10, PatchCamelyon, RotMNIST
+from escnn_attention.training import CIFAR10, PatchCamelyon, RotMNIST
 from escnn_attention.training.data.images.base import PublishedImages, Source
 from examples.experiments.two_classes import AirplanesAndCars
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from escnn_attention.training.data import CIFAR10
+from escnn_attention.training import CIFAR10
 from escnn_attention.training.data.base import InMemory
 
 _MORE = 7  # times as many images are read as needed: two of ten classes count

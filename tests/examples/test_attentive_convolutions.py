@@ -13,7 +13,7 @@ pytest.importorskip("jsonargparse")
 from jsonargparse import ArgumentParser
 from typer.testing import CliRunner
 
-from escnn_attention.training.data import CIFAR10, PatchCamelyon, RotMNIST
+from escnn_attention.training import CIFAR10, PatchCamelyon, RotMNIST
 from escnn_attention.training.data.base import InMemory
 from escnn_attention.training.modules.classifier import Classifier
 from examples.attentive_convolutions import cli, costs, tables

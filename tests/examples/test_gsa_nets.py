@@ -12,7 +12,7 @@ pytest.importorskip("sklearn")
 import torch
 from typer.testing import CliRunner
 
-from escnn_attention.training.data import CIFAR10
+from escnn_attention.training import CIFAR10
 from escnn_attention.training.data.base import InMemory
 from examples.experiments.runs import DATA
 from examples.experiments.twins import parameters

@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from escnn_attention.models import HamiltonianNetwork
-from escnn_attention.training.data import Springs
+from escnn_attention.training import Springs
 from escnn_attention.training.data.clouds import qm9, shapes
 from escnn_attention.training.data.clouds.springs import DURATION, NUM_FRAMES, Systems, energy, random_systems, simulate
 from escnn_attention.training.data.files import ENVIRONMENT

@@ -27,9 +27,10 @@ from escnn_attention.nn.summary import count_parameters
 from escnn_attention.plotting import name_element
 from escnn_attention.training.comparison.networks import describe_network, gspace_by_name
 from escnn_attention.training.comparison.settings import TITLES, Settings
-from escnn_attention.training.data import Digits, RotMNIST
 from escnn_attention.training.data.fields import turned
 from escnn_attention.training.data.images.base import PublishedImages
+from escnn_attention.training.data.images.digits import Digits
+from escnn_attention.training.data.images.rotmnist import RotMNIST
 from escnn_attention.training.errors import UserError, as_user_error
 from escnn_attention.training.experiment import LAST, run_experiment
 from escnn_attention.training.experiment.command import ExperimentCLI

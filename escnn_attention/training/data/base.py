@@ -176,7 +176,7 @@ class DataInParts(pl.LightningDataModule, ABC):
     A subclass defines the content of the data set and its place. In a configuration file::
 
         data:
-          class_path: escnn_attention.training.data.RotMNIST
+          class_path: escnn_attention.training.RotMNIST
           init_args:
             batch_size: 8
 

@@ -13,7 +13,7 @@ import yaml
 from escnn import nn
 
 from escnn_attention.equivariance.angles import rotate_images
-from escnn_attention.training import load_network
+from escnn_attention.training import Digits, load_network
 from escnn_attention.training.comparison.compare import (
     compare,
     configure,
@@ -26,7 +26,6 @@ from escnn_attention.training.comparison.compare import (
 )
 from escnn_attention.training.comparison.networks import describe_network, gspace_by_name
 from escnn_attention.training.comparison.settings import Settings
-from escnn_attention.training.data import Digits
 from escnn_attention.training.data.base import InMemory
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import run_experiment

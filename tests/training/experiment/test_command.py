@@ -19,7 +19,7 @@ pytest.importorskip("jsonargparse")
 
 from lightning.pytorch.cli import LightningCLI
 
-from escnn_attention.training.data import RotMNIST
+from escnn_attention.training import RotMNIST
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import load_network, run_experiment
 from escnn_attention.training.experiment.command import ExperimentCLI

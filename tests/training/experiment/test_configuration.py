@@ -46,7 +46,10 @@ def test_what_may_change(configuration, fitted, tmp_path, data):
     assert len(rows(folder)) == 2
     with pytest.raises(UserError, match=r"got 1, .*has finished 2"):
         call("fit", file, folder)
-    renamed = {"class_path": "escnn_attention.training.data.RotMNIST", "init_args": {"folder": str(data)}}
+    renamed = {
+        "class_path": "escnn_attention.training.data.images.rotmnist.RotMNIST",
+        "init_args": {"folder": str(data)},
+    }
     other = configuration(data=renamed, model__schedule="constant")  # the same class by its other name
     block = "--model.network.init_args.block"
     elsewhere = '{"encoding": "mlp", "backend": "reference"}'

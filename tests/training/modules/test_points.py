@@ -18,10 +18,10 @@ from escnn_attention.training import (
     PointDynamics,
     PointForecast,
     PointRegression,
+    Springs,
     load_network,
     recipe,
 )
-from escnn_attention.training.data import Springs
 from escnn_attention.training.data.clouds.springs import energy
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import run_experiment

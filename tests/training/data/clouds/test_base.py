@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from escnn_attention.training.data import (
+from escnn_attention.training import (
     QM9,
     ChargedParticles,
     Clouds,

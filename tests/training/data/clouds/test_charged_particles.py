@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.integrate import solve_ivp
 
-from escnn_attention.training.data import ChargedParticles
+from escnn_attention.training import ChargedParticles
 from escnn_attention.training.data.base import Draw
 from escnn_attention.training.data.clouds.base import move_trajectories, random_rotations
 from escnn_attention.training.data.clouds.charged_particles import (

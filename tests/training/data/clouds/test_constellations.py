@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from escnn_attention.training.data import Constellations
+from escnn_attention.training import Constellations
 from escnn_attention.training.data.clouds.constellations import NUM_POINTS, PATTERNS, distances, make_constellations
 from escnn_attention.training.errors import UserError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from escnn_attention.training.data import QM9
+from escnn_attention.training import QM9
 from escnn_attention.training.data.clouds import qm9
 from escnn_attention.training.data.clouds.orientation import matrices
 from escnn_attention.training.data.clouds.qm9 import ELEMENTS, NAMES, atom_features, parse_xyz, read

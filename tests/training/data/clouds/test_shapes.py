@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from escnn_attention.training.data import ModelNet40, SampledSolids
+from escnn_attention.training import ModelNet40, SampledSolids
 from escnn_attention.training.data.clouds import shapes
 from escnn_attention.training.data.clouds.shapes import (
     _POLYHEDRA,

@@ -4,7 +4,7 @@ import torch
 from scipy.integrate import solve_ivp
 from scipy.linalg import expm
 
-from escnn_attention.training.data import Springs
+from escnn_attention.training import Springs
 from escnn_attention.training.data.clouds.base import move_trajectories, random_rotations
 from escnn_attention.training.data.clouds.springs import (
     DURATION,

@@ -11,7 +11,7 @@ import requests
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from escnn_attention.training.data import CIFAR10, MNIST, QM9, Digits, ModelNet40, PatchCamelyon, RotMNIST
+from escnn_attention.training import CIFAR10, MNIST, QM9, Digits, ModelNet40, PatchCamelyon, RotMNIST
 from escnn_attention.training.data.base import Draw, InMemory
 from escnn_attention.training.data.images.base import (
     flip_and_crop,
@@ -315,7 +315,7 @@ def test_options_from_a_configuration_file(tmp_path):
     (tmp_path / "run.yaml").write_text(
         f"""
         data:
-          class_path: escnn_attention.training.data.CIFAR10
+          class_path: escnn_attention.training.CIFAR10
           init_args:
             folder: {tmp_path}
             batch_size: 24
@@ -332,6 +332,6 @@ def test_options_from_a_configuration_file(tmp_path):
     assert (str(data.folder), data.batch_size, data.limits["test"], data.augment) == (str(tmp_path), 24, 7, True)
     assert (data.seed, data.full_train, data.limits["train"]) == (0, False, None)
     for name in ("RotMNIST", "MNIST", "PatchCamelyon"):
-        arguments = [f"--data=escnn_attention.training.data.{name}", "--data.batch_size=16", "--data.folder=null"]
+        arguments = [f"--data=escnn_attention.training.{name}", "--data.batch_size=16", "--data.folder=null"]
         data = instantiate(parser.parse_args(arguments)).data
         assert (type(data).__name__, data.batch_size, data.folder) == (name, 16, None)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from escnn_attention.training.data import CIFAR10
+from escnn_attention.training import CIFAR10
 from escnn_attention.training.data.images import cifar10
 from escnn_attention.training.errors import UserError
 

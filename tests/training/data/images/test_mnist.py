@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from escnn_attention.training.data import MNIST
+from escnn_attention.training import MNIST
 from escnn_attention.training.data.files import data_folder
 from escnn_attention.training.data.images import mnist
 from escnn_attention.training.errors import UserError

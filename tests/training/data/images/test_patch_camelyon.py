@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from escnn_attention.training.data import PatchCamelyon
+from escnn_attention.training import PatchCamelyon
 from escnn_attention.training.data.images import patch_camelyon
 from escnn_attention.training.data.images.patch_camelyon import ImagesInFile
 from escnn_attention.training.errors import UserError

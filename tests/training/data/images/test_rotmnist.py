@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from escnn_attention.equivariance.angles import rotate_images
-from escnn_attention.training.data import RotMNIST
+from escnn_attention.training import RotMNIST
 from escnn_attention.training.data.files import data_folder
 from escnn_attention.training.data.images import rotmnist
 from escnn_attention.training.errors import UserError
