@@ -268,9 +268,3 @@ def test_the_small_table_1_has_the_recipe_already():
     result = CliRunner().invoke(cli.app, ["table1", "--small", "--recipe"])
     assert result.exit_code == 2
     assert "--recipe" in result.output
-
-
-def test_help_says_what_there_is():
-    result = CliRunner().invoke(cli.app, ["--help"])
-    for command in ("table1", "table2", "table3", "costs"):
-        assert command in result.output

@@ -171,9 +171,3 @@ def test_steerability(monkeypatch):
         assert max(errors[0], errors[6], errors[12]) < 1e-10
     between = [i for i, angle in enumerate(angles) if angle % 90]
     assert max(attention[i] for i in between) < 0.5 * min(convolution[i] for i in between)
-
-
-def test_help_says_what_there_is():
-    result = CliRunner().invoke(cli.app, ["--help"])
-    for command in ("table1", "table2", "figure1", "figure2"):
-        assert command in result.output

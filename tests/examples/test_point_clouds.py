@@ -395,9 +395,3 @@ def test_rollouts_of_the_true_potential(monkeypatch, tmp_path):
     )
     wrong = measure.rollout_errors(tmp_path, {"tested": {"configuration": {"data": data}}})
     assert wrong["error"][-1] > 1.0
-
-
-def test_help_says_what_there_is():
-    result = CliRunner().invoke(cli.app, ["--help"])
-    for command in ("constellations", "springs", "qm9", "shapes"):
-        assert command in result.output

@@ -215,7 +215,7 @@ def loops_of(program: ExportedProgram) -> int:
     return times_written(program, "packaged_grids")
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="programs")
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_loop_is_written_down_once_and_for_packages_only(name, compiler):
     plain = layer(name)
@@ -227,6 +227,7 @@ def test_a_loop_is_written_down_once_and_for_packages_only(name, compiler):
     assert loops_of(program_of(plain)) == 0
 
 
+@pytest.mark.sampled(1, of="programs")
 def test_what_the_loop_cannot_serve_is_of_pytorch(monkeypatch):
     elsewhere = replace(ON_GRIDS.packaged, why_unsupported=lambda _: "it lies elsewhere")
     monkeypatch.setattr(ON_GRIDS, "packaged", elsewhere)

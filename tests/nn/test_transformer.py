@@ -399,28 +399,6 @@ def cloud(field_type: FieldType, number: int = 8) -> GeometricTensor:
     return GeometricTensor(x, field_type, coords)
 
 
-def test_masked_points_reach_nothing():
-    torch.manual_seed(1)
-    space = gspaces.rot2dOnR2(4)
-    in_type = fields(space)
-    block = PointTransformerBlock(in_type, in_type, num_heads=2).double()
-    x = cloud(in_type)
-    mask = torch.tensor([True, True, False, True, False, True, True, True])
-    batch = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
-    alone = block(GeometricTensor(x.tensor[mask], in_type, x.coords[mask]), batch=batch[mask]).tensor
-    x.tensor[~mask] = torch.nan
-    y = block(x, batch=batch, mask=mask).tensor
-    torch.testing.assert_close(y[mask], alone)
-    assert not y[~mask].any()
-    y.sum().backward()
-    assert all(p.grad.isfinite().all() for p in block.parameters() if p.grad is not None)
-    torch.testing.assert_close(block.export()(x.tensor, x.coords, batch=batch, mask=mask), y)
-    edges = torch.combinations(torch.arange(8), with_replacement=True).T
-    edges = edges[:, batch[edges[0]] == batch[edges[1]]]
-    edges = torch.cat([edges, edges.flip(0)], dim=1).unique(dim=1)
-    torch.testing.assert_close(block(x, edges, mask=mask).tensor[mask], alone, rtol=1e-9, atol=1e-10)
-
-
 def test_pointwise_modules_take_points():
     space = gspaces.rot2dOnR2(4)
     regular = FieldType(space, 2 * [space.regular_repr])

@@ -106,23 +106,6 @@ def test_threads(run, tmp_path, monkeypatch):
         torch.set_num_threads(threads)
 
 
-def test_help_names_every_option(run):
-    result = run("--help")
-    assert result.exit_code == 0
-    for option in (
-        "data",
-        "data-dir",
-        "group",
-        "networks",
-        "epochs",
-        "seed",
-        "output",
-        "accelerator",
-    ):
-        assert f"--{option}" in result.output
-    assert "rotated already" in result.output
-
-
 def test_without_a_command_help_is_shown():
     assert "compare" in CliRunner().invoke(app, []).output
 

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from scipy.integrate import solve_ivp
 from scipy.linalg import expm
 
 from escnn_attention.training import Springs
@@ -94,24 +93,6 @@ def test_energy_and_momentum_are_conserved():
     h = energies(found, q, p)
     np.testing.assert_allclose(h, h[:, :1] + np.zeros_like(h), rtol=1e-12)
     np.testing.assert_allclose(p.sum(2), p[:, :1].sum(2) + np.zeros_like(p.sum(2)), atol=1e-9)
-
-
-def test_the_exact_solution_is_that_of_an_integrator():
-    found = systems(3)
-    shape = found.positions.shape
-
-    def slope(_, flat):
-        q, p = flat.reshape(2, *shape)
-        pairs = found.stiffness[:, :, None] * found.stiffness[:, None]
-        force = -2 * (pairs[..., None] * (q[:, :, None] - q[:, None])).sum(2)
-        return np.stack([p / found.masses[..., None], force]).ravel()
-
-    start = np.stack([found.positions, found.momenta]).ravel()
-    solved = (
-        solve_ivp(slope, (0, TIMES[50]), start, method="DOP853", rtol=1e-11, atol=1e-11).y[:, -1].reshape(2, *shape)
-    )
-    q, p = simulate(found, TIMES[[0, 50]])
-    np.testing.assert_allclose([q[:, 1], p[:, 1]], solved, atol=1e-8)
 
 
 def test_the_published_integrator():
