@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import escnn_attention as ea
 from escnn_attention import models
-from tests.functional.cuda import needs_cuda
+from tests.functional.cuda import choose_as_on_cuda, needs_cuda
 from tests.layers import CASES, Case
 
 
@@ -52,6 +52,31 @@ def test_the_same_on_a_gpu(name, dtype, tolerance):
     expected = computed(case, module, "cpu", torch.float64)
     for a, b in zip(computed(case, module, "cuda", dtype), expected, strict=True):
         assert (a.detach().double().cpu() - b).norm() <= tolerance * max(b.norm(), 1e-2)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_on_the_way_of_a_gpu(name, monkeypatch):
+    """By what "auto" chooses on CUDA, and by kernels that Triton interprets."""
+    case = CASES[name]
+    module = case.drawn()
+    expected = computed(case, module, "cpu", torch.float64)
+    choose_as_on_cuda(monkeypatch)
+    for a, b in zip(computed(case, module, "cpu", torch.float64), expected, strict=True):
+        assert (a - b).norm() <= 1e-10 * max(b.norm(), 1)
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize(
+    ("dtype", "autocast"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)]
+)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "HamiltonianNetwork"])
+def test_every_precision_is_served_on_the_way_of_a_gpu(name, dtype, autocast, monkeypatch):
+    case = CASES[name]
+    module = case.drawn().train(case.training)
+    choose_as_on_cuda(monkeypatch, run=False)
+    for t in computed(case, module, "cpu", dtype, autocast)[1:]:
+        assert t.dtype == dtype
 
 
 @needs_cuda

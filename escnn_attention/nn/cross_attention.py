@@ -394,7 +394,7 @@ class GroupCrossAttention(GridModule):
         if edge_index is not None:
             if not rule.is_global:
                 raise ValueError(f"edge_index: got edges, and the layer chooses keys itself ({rule}); leave out one")
-            check_index("edge_index", edge_index, (2, edge_index.shape[-1] if edge_index.dim() else 0), None)
+            checked(check_index, "edge_index", edge_index, (2, edge_index.shape[-1] if edge_index.dim() else 0), None)
             checked(_check_edges, edge_index, *batches, *(tuple(x.tensor[:, 0].shape) for x in sets))
         images = {len(x.tensor) for x in sets if x.coords is None}
         for name, x, batch, hidden in zip(("query", "key"), sets, batches, (None, mask), strict=True):

@@ -17,6 +17,7 @@ from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import QueryMode
 from escnn_attention.functional.call import Normalization
+from escnn_attention.geometry.cache import checked
 from escnn_attention.geometry.neighbours import Neighbourhood, numbers_of
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.groups.fibers import FrameSegment, columns_of, invariant_vectors
@@ -228,7 +229,7 @@ class SphereSelfAttention(PointLayer):
         self.samples = samples
 
     def _check(self, x: Any, edge_index: Any, batch: Any, mask: Any, measure: Any, edge_attr: Any) -> GeometricTensor:
-        check_sphere(check_points(x, self.in_type, self), mask)
+        checked(check_sphere, check_points(x, self.in_type, self).coords, mask)
         return super()._check(x, edge_index, batch, mask, measure, edge_attr)
 
     def check_equivariance(self, atol: float = 1e-2, rtol: float = 1e-2) -> list[tuple[GroupElement, float]]:
@@ -243,9 +244,9 @@ class SphereSelfAttention(PointLayer):
         return f"{super().extra_repr()}, samples={self.samples}"
 
 
-def check_sphere(x: GeometricTensor, mask: Tensor | None = None) -> None:
-    """The points of ``x`` lie on the unit sphere."""
-    lengths = numbers_of("coords", x.coords).norm(dim=-1)
+def check_sphere(coords: Tensor, mask: Tensor | None = None) -> None:
+    """The points lie on the unit sphere."""
+    lengths = numbers_of("coords", coords).norm(dim=-1)
     off = (lengths - 1).abs() > 1e-3
     if bool((off if mask is None else off & mask).any()):
         raise ValueError(

@@ -94,9 +94,14 @@ class PositionTable(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         check_grid(x.shape[2:])
         field = self.table()
-        if x.shape[2:] != field.shape[2:]:
-            mode = "bicubic" if field.dim() == 4 else "trilinear"
-            field = F.interpolate(field, x.shape[2:], mode=mode, align_corners=False)
+        mode = "bicubic" if field.dim() == 4 else "bilinear"
+        for axis, n in enumerate(x.shape[2:], start=2):
+            if n != field.shape[axis]:
+                # Products, as PyTorch's own interpolation has no deterministic derivative on CUDA.
+                one_hot = torch.eye(field.shape[axis], dtype=field.dtype, device=field.device)[None, None]
+                weights = F.interpolate(one_hot, (field.shape[axis], n), mode=mode, align_corners=False)[0, 0]
+                with exactly(field.device.type):
+                    field = (field.movedim(axis, -1) @ weights).movedim(-1, axis)
         return x + field.to(x.dtype)
 
 

@@ -188,9 +188,6 @@ class FieldTransformer(Parts):
         return y if mask is None else y.masked_fill(~mask.unsqueeze(1), 0.0)
 
 
-_MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
-
-
 class Upsample(torch.nn.Module):
     """Interpolates features to the grid of others about the same centre; on a torus to one of twice the size."""
 
@@ -202,15 +199,23 @@ class Upsample(torch.nn.Module):
         """Features ``(B, C, *space)`` on the grid of ``like``."""
         size, dim = list(like.shape[2:]), x.dim() - 2
         if not self.circular:
-            return F.interpolate(x, size, mode=_MODES[dim])
-        wrapped = F.pad(x, 2 * dim * [1], mode="circular")
-        y = F.interpolate(wrapped, [n + 4 for n in size], mode=_MODES[dim])
+            return _interpolated(x, size)
+        y = _interpolated(F.pad(x, 2 * dim * [1], mode="circular"), [n + 4 for n in size])
         for axis, n in enumerate(size, start=2):
             y = y.narrow(axis, 2, n)
         return y
 
     def extra_repr(self) -> str:
         return f"circular={self.circular}"
+
+
+def _interpolated(x: Tensor, size: list[int]) -> Tensor:
+    if x.dim() == 5:
+        return F.interpolate(x, size, mode="trilinear")
+    # A single axis is one of two: by itself PyTorch has no deterministic derivative of it on CUDA.
+    alone = x.dim() == 3
+    y = F.interpolate(x.unsqueeze(2) if alone else x, [1, *size] if alone else size, mode="bilinear")
+    return y.squeeze(2) if alone else y
 
 
 class UNet(Parts):

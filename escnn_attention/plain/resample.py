@@ -45,6 +45,10 @@ class HalvingPool(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         check_grid(x.shape[2:])
         kernel = [2 + n % 2 for n in x.shape[2:]]
+        if self.kind == "avg" and self.dimensions == 3:  # of which PyTorch has no deterministic derivative on CUDA
+            for axis, n in enumerate(kernel, start=2):
+                x = x.unfold(axis, n, 2).mean(-1)
+            return x
         pool = getattr(torch.nn.functional, f"{self.kind}_pool{self.dimensions}d")
         pooled: Tensor = pool(x, kernel, stride=2)
         return pooled

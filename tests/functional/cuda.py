@@ -1,12 +1,16 @@
-"""Calls that are made on the CPU and computed on a CUDA device."""
+"""Calls that are made on the CPU and computed on a CUDA device, or as they are on one."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from escnn_attention.functional import BACKENDS, Backend, Waves
+from escnn_attention.functional import BACKENDS, BETWEEN_POINTS, ON_GRIDS, Backend, Waves, launch
+from escnn_attention.functional.grid import dense
+from escnn_attention.functional.points import call as points_call
+from escnn_attention.functional.points import dense as points_dense
 from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.neighbours import Neighbourhood
 
 
 def needs_cuda(test):
@@ -30,3 +34,31 @@ def on_cuda(backend):
         return BACKENDS[backend].attention(moved).cpu()
 
     return Backend(attention)
+
+
+def choose_as_on_cuda(patches, run=True):
+    """Have layers do on the CPU what they do on CUDA, by kernels that Triton interprets, or only launches.
+
+    Kernels that are only launched leave their outputs as they are.
+    """
+    pytest.importorskip("triton")
+    from triton.runtime.interpreter import InterpretedFunction
+
+    if not launch.interpreted():
+        pytest.skip("kernels are compiled")
+    found = dense.why_no_kernel
+
+    def why_no_kernel(q, dropout):
+        return "on CUDA there is no fused kernel for float64" if q.dtype == torch.float64 else found(q, 0.0)
+
+    patches.setattr(launch, "DEVICES", frozenset({"cpu", "cuda"}))
+    for registry in (ON_GRIDS, BETWEEN_POINTS):
+        patches.setattr(registry, "preference", lambda _, given=registry.preference: given("cuda"))
+        registry.forget()
+    for module in (dense, points_dense):
+        patches.setattr(module, "why_no_kernel", why_no_kernel)
+    patches.setattr(points_call, "MANY", 0)
+    patches.setitem(points_dense._SLACK, "cpu", points_dense._SLACK["cuda"])
+    patches.setattr(Neighbourhood, "_by_tree_on", lambda self, x: False)
+    if not run:
+        patches.setattr(InterpretedFunction, "run", lambda *_, **__: None)

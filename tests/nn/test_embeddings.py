@@ -94,6 +94,14 @@ def test_equivariant_position_table(gspace, grid):
     torch.testing.assert_close(layer.export()(x.tensor), layer(x).tensor)
 
 
+@pytest.mark.parametrize(("gspace", "mode"), [(D4, "bicubic"), (gspaces.octaOnR3(), "trilinear")])
+def test_a_table_is_interpolated(gspace, mode):
+    fields = spaces.scalars(gspace, 2)
+    layer, x = drawn(fields, 4), spaces.random_field(fields, *[5, 4, 7][: gspace.dimensionality])
+    field = torch.nn.functional.interpolate(layer.plain.table(), x.shape[2:], mode=mode)
+    torch.testing.assert_close(layer(x).tensor, x.tensor + field)
+
+
 def test_it_is_every_invariant_field():
     """As many as the field averaged over the group has dimensions, and others are not equivariant."""
     fields = spaces.mixed(D4)

@@ -47,6 +47,13 @@ def test_halves_by_windows_about_the_centre(shape, kind):
     torch.testing.assert_close(y[:, :, 0, 0], window.amax(2) if kind == "max" else window.mean(2))
 
 
+def test_means_in_space():
+    field_type = spaces.regular(gspaces.trivialOnR3(), 1)
+    x = spaces.random_field(field_type, 4, 5, 6)
+    y = HalvingPool(field_type, "avg")(x).tensor
+    torch.testing.assert_close(y, torch.nn.functional.avg_pool3d(x.tensor, (2, 3, 2), 2))
+
+
 def test_crop_takes_the_margin():
     field_type = spaces.scalars(gspaces.rot2dOnR2(2), 1)
     x = spaces.random_field(field_type, 6, 5)

@@ -81,11 +81,11 @@ def _isolate_nonfinite(k: Tensor, v: Tensor, positions: Grid | GridPair) -> tupl
     """
     spoilt = (0 * k).sum((3, 4)) + (0 * v).sum((3, 4))  # NaN where anything is not finite
     if isinstance(positions, Grid) and positions.window.kernel_size is None:
-        # All up to now: NaN stays in a sum over the times.
+        # All up to now. Integers are counted, as PyTorch has no deterministic sums of others on CUDA.
         k, v = (t.nan_to_num(0.0, 0.0, 0.0) for t in (k, v))
-        times = spoilt.unflatten(2, (positions.shape[0], -1)).sum(3, keepdim=True).cumsum(2)
+        times = spoilt.unflatten(2, (positions.shape[0], -1)).sum(3, keepdim=True).isnan().long().cumsum(2) > 0
         each = positions.num_positions // positions.shape[0]
-        return k, v, times.isnan().expand(-1, -1, -1, each).flatten(2)
+        return k, v, times.expand(-1, -1, -1, each).flatten(2)
     blocks = positions.blocks(1)
     seen = (blocks.rows(0, len(blocks.queries)) >= 0) & (blocks.keys >= 0).unsqueeze(1)
     reached = (_take(spoilt.isnan(), blocks.keys).unsqueeze(3) & seen).any(-1).flatten(2)
