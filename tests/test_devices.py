@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import escnn_attention as ea
 from escnn_attention import models
+from escnn_attention.functional.registry import Registry
 from tests.functional.cuda import choose_as_on_cuda, needs_cuda
 from tests.layers import CASES, Case
 
@@ -77,6 +78,34 @@ def test_every_precision_is_served_on_the_way_of_a_gpu(name, dtype, autocast, mo
     choose_as_on_cuda(monkeypatch, run=False)
     for t in computed(case, module, "cpu", dtype, autocast)[1:]:
         assert t.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *(("GroupSelfAttention", "triton"), ("GroupSelfAttention, torus", "triton")),
+        *(("GroupSelfAttention, global", "triton"), ("GroupSelfAttention, Fourier", "dense")),
+        *(("GroupSelfAttention, rotary", "dense"), ("GroupSelfAttention, stride", "blocked")),
+        *(("GroupCrossAttention, coarse keys", "blocked"), ("PointSelfAttention", "triton")),
+        *(("PointSelfAttention, rotary", "dense"), ("PointSelfAttention, sums", "linear")),
+        *(("PointSelfAttention, kernel", "triton"), ("PointSelfAttention, edges", "triton")),
+        *(("PointSelfAttention, cutoff", "neighbours"), ("PointSelfAttention, features of edges", "neighbours")),
+    ],
+)
+def test_what_a_gpu_chooses(name, expected, monkeypatch):
+    """As docs/gpu.md says; and "neighbours" where coordinates require a gradient."""
+    case, chosen = CASES[name], []
+    module = case.drawn().float()
+    choose_as_on_cuda(monkeypatch, run=False)
+    plan = Registry.plan
+    monkeypatch.setattr(Registry, "plan", lambda *call: chosen.append(plan(*call)) or chosen[-1])
+    inputs = case.inputs(module, dtype=torch.float32)
+    case.output(module, *inputs)
+    assert [one.name for one in chosen] == [expected]
+    if case.points:
+        chosen.clear()
+        case.output(module, inputs[0], inputs[1].requires_grad_())
+        assert chosen[0].name == (expected if expected == "linear" else "neighbours")
 
 
 @needs_cuda
