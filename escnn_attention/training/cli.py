@@ -103,8 +103,8 @@ def compare(**options: Any) -> None:
         from escnn_attention.training.comparison.compare import compare as run
         from escnn_attention.training.comparison.compare import result_table
         from escnn_attention.training.errors import UserError
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # networks so small hardly gain from a second one
+    if settings.threads is not None or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(settings.threads or 1)  # networks so small hardly gain from a second one
     try:
         results = run(settings)
     except UserError as error:

@@ -104,11 +104,11 @@ def _is_about(error: OSError, path: Path) -> bool:
 
 
 def keep_aside(path: Path) -> Path:
-    """Rename the file of another measurement, ``NAME.old-1.json`` for ``NAME.json`` or the next number, and say so."""
+    """Rename the file or folder of another run: ``NAME.json`` to ``NAME.old-1.json`` or the next number. Say so."""
     names = (path.with_name(f"{path.stem}.old-{number}{path.suffix}") for number in itertools.count(1))
     aside = next(name for name in names if not name.exists())
     path.rename(aside)
-    print(f"{path} was of another measurement: it is kept as {aside.name}", file=sys.stderr)
+    print(f"{path} was of another run: it is kept as {aside.name}", file=sys.stderr)
     return aside
 
 

@@ -102,6 +102,8 @@ def test_threads(run, tmp_path, monkeypatch):
             monkeypatch.delenv("OMP_NUM_THREADS") if given is None else monkeypatch.setenv("OMP_NUM_THREADS", given)
             run(*TINY, "--group", "none", "--output", tmp_path)
             assert torch.get_num_threads() == expected
+        run(*TINY, "--group", "none", "--output", tmp_path, "--threads", 3)
+        assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(threads)
 

@@ -36,7 +36,7 @@ from escnn_attention.training.experiment import LAST, run_experiment
 from escnn_attention.training.experiment.command import ExperimentCLI
 from escnn_attention.training.experiment.configuration import recipe
 from escnn_attention.training.experiment.result import write_result
-from escnn_attention.training.files import write_csv, write_json
+from escnn_attention.training.files import keep_aside, locked_folder, write_csv, write_json
 from escnn_attention.training.provenance import hardware, versions
 
 UPRIGHT, ANY_ANGLE = "upright", "any angle"
@@ -72,7 +72,8 @@ def compare(settings: Settings) -> list[NetworkResult]:
     """Train and measure the networks of ``settings``, and write ``results.csv`` and ``results.json`` to its folder.
 
     Each network has a folder of ``fit`` there: a finished training is not run again, one that was killed resumes after
-    its last finished epoch, and one with other options is an error.
+    its last finished epoch, and one with other options is an error, unless ``settings.restart``
+    has it moved aside.
 
     Raises:
         UserError: an option that cannot be met; the message names it.
@@ -83,6 +84,10 @@ def compare(settings: Settings) -> list[NetworkResult]:
     gspace_by_name(settings.group)
     with as_user_error():
         data = load_images(settings)
+        for folder in (settings.folder / name for name in names if settings.restart):
+            if folder.exists():
+                with locked_folder(folder, "choose another --output"):
+                    keep_aside(folder)
         results = [_measured(name, data, settings) for name in TITLES if name in names]
         rows = [{k: v for k, v in asdict(result).items() if k != "accuracy_by_element"} for result in results]
         write_csv(settings.folder / "results.csv", rows)

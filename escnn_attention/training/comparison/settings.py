@@ -61,7 +61,14 @@ class Settings:
         Path | None,
         typer.Option(help="Folder for tables and trainings. (default: runs/compare-DATA)", show_default=False),
     ] = None
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Train again; earlier trainings are moved aside, not deleted.")
+    ] = False
     accelerator: Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")] = "auto"
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="CPU threads. (default: $OMP_NUM_THREADS, or 1)", show_default=False),
+    ] = None
 
     @property
     def epoch_count(self) -> int:

@@ -122,6 +122,9 @@ def test_changed_options(tiny, compared):
     compared(tiny)
     with pytest.raises(UserError, match=r"seed_everything \(0 there, 1 now"):
         compare(replace(tiny, seed=1))
+    compare(replace(tiny, seed=1, restart=True))
+    seeds = [json.loads((tiny.folder / name / "test.json").read_text())["seed"] for name in ("cnn", "cnn.old-1")]
+    assert seeds == [1, 0]
 
 
 @pytest.mark.parametrize(

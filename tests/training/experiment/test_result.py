@@ -25,7 +25,7 @@ def test_results_of_other_measurements_are_kept(configuration, fitted, tmp_path,
     assert (folder / "test.old-1.json").read_bytes() == full
     assert (folder / "predictions.old-1.csv").read_bytes() == predictions
     assert len((folder / "predictions.csv").read_text(encoding="utf-8").splitlines()) == 8
-    assert "test.json was of another measurement: it is kept as test.old-1.json" in capsys.readouterr().err
+    assert "test.json was of another run: it is kept as test.old-1.json" in capsys.readouterr().err
     (folder / "test.json").write_text("my notes", encoding="utf-8")
     call("test", file, folder)
     assert (folder / "test.old-2.json").read_text(encoding="utf-8") == "my notes"
