@@ -1,324 +1,438 @@
-"""The loops of :mod:`~escnn_attention.functional.grid.triton` where every output pose sums over the query poses.
+"""The loops of :mod:`~escnn_attention.functional.grid.triton_windows`, for Triton to compile.
 
-A thread has one position, with all channels of some poses in its registers, and goes over the window; of many channels
-it shares them with others of its warp. Axes are ordered such that positions lie side by side in memory and in threads:
-every access is one stretch, sums over poses stay inside a thread and sums over channels inside a warp, and no warp
-waits for another.
+A thread has one position and RJ query poses (in the gradients of keys RP key poses), and goes over the window. A vector
+is a tuple of its channels: each is a tensor ``(RJ, 1, BN)`` of poses and BN positions, which lie side by side in memory
+and in threads. All addresses of a vector are one pointer and constants.
 
-A thread has a tile of RH output poses by RJ query poses: products of queries with keys serve all RH of them, and
-probabilities are added up before their product with the values.
+A query pose h has the output pose h; or, by SUM, every output pose has all query poses. A thread then has RH output
+poses, in tuples: products of queries with keys serve all of them, and weights are added up over the query poses before
+they meet the values. T are the pairs of a query pose j and an output pose h: h, or ``j · H + h``.
 
-Names: ``n`` are positions of the grid, ``o`` an offset of the window, ``t`` a pair of an output pose h and a query pose
-j, ``j · H + h``, one of T. An *image* is one head of one image. ``known`` has the products of the
-queries with the K rows of the tables, first L of the offsets, then P of the poses. Scores are in units of log 2.
+Only stores are masked: instead of a key beyond the edge of the grid a thread reads the one of its own position, and its
+score becomes minus infinity. The query sees its own key anyway: what is not finite there reaches no other query.
+
+Names: ``n`` are positions of the grid, ``m`` heads, ``b`` images, ``h`` output poses, ``j`` query poses, ``p`` key
+poses, ``o`` an offset of the window, ``t`` a pair. Vectors of a head of an image are ``(poses, C, N)``, with strides of
+heads and of images; ``image`` counts both, and tables of pairs have rows for each of a stretch of them. Scores are in
+units of log 2, by SCALE. It is a constant, as numbers that vary come in single precision.
 """
+
+# ruff: noqa: RUF005  (the language of Triton has no stars in tuples)
 
 import triton
 import triton.language as tl
 
+from escnn_attention.functional.vectors_kernels import add, dot, scaled
+
 _LN2 = tl.constexpr(0.6931471805599453)
+
+_VECTORS = ["q", "k", "v", "out", "grad", "grad_q", "grad_k", "grad_v"]
+
+# These vary from call to call.
+_SIZES = [
+    "first",
+    "total",
+    "batch",
+    "table_head",
+    "pose_head",
+    *(f"{name}_{stride}" for name in _VECTORS for stride in ("head", "image")),
+]
 
 # Knowing that memory is aligned, Triton would give a thread neighbouring positions for some accesses, and exchange them
 # between threads in every round.
-_VECTORS = ["q", "k", "v", "known", "out", "sums", "grad", "means", "grad_q", "grad_k", "grad_v", "grad_known"]
+_MEMORY = [*_VECTORS, "table", "pose", "known", "sums", "means", "change"]
 
 
 @triton.jit
-def _block(num_positions: tl.constexpr, BN: tl.constexpr):
-    """The image of a program, its positions, and which of them there are."""
-    blocks = tl.cdiv(num_positions, BN)
-    n = tl.program_id(0) % blocks * BN + tl.arange(0, BN)
-    return (tl.program_id(0) // blocks).to(tl.int64), n, n < num_positions
-
-
-@triton.jit
-def _around(x, n: tl.constexpr, TORUS: tl.constexpr):
-    """The coordinate of a position along an axis of n, both ends of which meet on a torus."""
-    return (x + n) % n if TORUS else x
+def _place(first, total, batch, N: tl.constexpr, BN: tl.constexpr):
+    """The image of each thread in the stretch, its head and its number in the batch, its position, if it has one."""
+    g = tl.program_id(0) * BN + tl.arange(0, BN)
+    here = g < total
+    g = tl.minimum(g, total - 1)
+    image = g // N
+    m, b = (first + image) // batch, (first + image) % batch
+    return image.to(tl.int64), m.to(tl.int64), b.to(tl.int64), tl.max_contiguous(g - image * N, BN), here
 
 
 @triton.jit
 def _neighbours(
     steps, o, n, n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr, SIGN: tl.constexpr
 ):
-    """The positions an offset away, and which of them are on the grid. From axis TORUS on, both ends meet."""
-    x0, x1, x2 = n // (n1 * n2), n // n2 % n1, n % n2
-    x0 += SIGN * tl.load(steps + 4 * o)
-    x1 += SIGN * tl.load(steps + 4 * o + 1)
-    x2 += SIGN * tl.load(steps + 4 * o + 2)
-    x0, x1, x2 = _around(x0, n0, TORUS <= 0), _around(x1, n1, TORUS <= 1), _around(x2, n2, TORUS <= 2)
-    seen = (n < n0 * n1 * n2) & (x0 >= 0) & (x0 < n0) & (x1 >= 0) & (x1 < n1) & (x2 >= 0) & (x2 < n2)
-    return (x0 * n1 + x1) * n2 + x2 if TORUS < 3 else n + SIGN * tl.load(steps + 4 * o + 3), seen
+    """The positions an offset away, the own ones instead of those beyond the grid, and which of them are on it.
 
-
-@triton.jit
-def _vectors(x, poses, n, seen, num_positions: tl.constexpr, C: tl.constexpr, CP: tl.constexpr):
-    """The vectors of some poses, ``(poses, CP, BN)``, of an image."""
-    c = tl.arange(0, CP)
-    at = (poses[:, None, None] * C + c[None, :, None]) * num_positions + n[None, None, :]
-    return tl.load(x + at, mask=(c < C)[None, :, None] & seen[None, None, :], other=0.0)
-
-
-@triton.jit
-def _vector(x, pose, n, seen, num_positions: tl.constexpr, C: tl.constexpr, CP: tl.constexpr):
-    """The vectors of one pose, ``(CP, BN)``."""
-    c = tl.arange(0, CP)
-    at = (pose * C + c[:, None]) * num_positions + n[None, :]
-    return tl.load(x + at, mask=(c < C)[:, None] & seen[None, :], other=0.0)
-
-
-@triton.jit
-def _of_pairs(x, t, n, seen, num_positions: tl.constexpr):
-    """A number of every pair of poses, ``(RH, RJ, BN)``."""
-    return tl.load(x + t * num_positions + n[None, None, :], mask=seen[None, None, :], other=0.0)
-
-
-@triton.jit
-def _of_offset(
-    known,
-    rows,
-    n,
-    seen,
-    num_positions: tl.constexpr,
-    RH: tl.constexpr,
-    RJ: tl.constexpr,
-    BN: tl.constexpr,
-    SPATIAL: tl.constexpr,
-):
-    """What the queries of pairs know of an offset."""
-    if SPATIAL:
-        return _of_pairs(known, rows, n, seen, num_positions)
-    else:
-        return tl.zeros([RH, RJ, BN], known.dtype.element_ty)
-
-
-@triton.jit
-def _scores(
-    queries,
-    keys,
-    of_offset,
-    known,
-    rows,
-    n,
-    seen,
-    num_positions: tl.constexpr,
-    POSE: tl.constexpr,
-):
-    """The scores of queries with keys, added up in the same order everywhere; ``rows`` are those of the key poses."""
-    scores = tl.sum(queries * keys, axis=1)[None] + of_offset
-    if POSE:
-        scores += _of_pairs(known, rows, n, seen, num_positions)
-    return scores
-
-
-@triton.jit
-def _probability(score, logarithm, seen):
-    """The exponential of a score over the sum of those of all.
-
-    A score is put together in the same order in every pass, so that one that is by far the largest, and its own
-    logarithm, gives exactly 1.
+    From axis TORUS on, both ends meet.
     """
-    return tl.exp2(tl.where(seen[None, None, :], score - logarithm, -float("inf")))
+    x2, seen2 = _along(n % n2, SIGN * tl.load(steps + 4 * o + 2), n2, TORUS <= 2)
+    other, seen = n + SIGN * tl.load(steps + 4 * o + 3), seen2
+    x1, x0 = n * 0, n * 0
+    if n1 > 1:
+        x1, seen1 = _along(n // n2 % n1, SIGN * tl.load(steps + 4 * o + 1), n1, TORUS <= 1)
+        seen = seen & seen1
+    if n0 > 1:
+        x0, seen0 = _along(n // (n1 * n2), SIGN * tl.load(steps + 4 * o), n0, TORUS <= 0)
+        seen = seen & seen0
+    if TORUS < 3:
+        other = (x0 * n1 + x1) * n2 + x2
+    other = tl.where(seen, other, n)
+    return tl.max_contiguous(other, n.shape[0]), seen
 
 
 @triton.jit
-def _drop(x, seed, n, key, t, image, RATE: tl.constexpr):
+def _along(x, step, n: tl.constexpr, TORUS: tl.constexpr):
+    """The coordinate a step along an axis of n, and whether it is on the grid, whose ends meet on a torus."""
+    x += step
+    if TORUS:
+        x = (x + n) % n
+    return x, (x >= 0) & (x < n)
+
+
+@triton.jit
+def _lanes(base, n, BN: tl.constexpr):
+    """Offsets of threads, ``(1, 1, BN)``, said to lie side by side: of what a function is given this is not known."""
+    return tl.max_contiguous(base + n, BN)[None, None, :]
+
+
+@triton.jit
+def _vector(x, C: tl.constexpr, STEP: tl.constexpr):
+    """Read the channels of vectors, which lie STEP apart."""
+    v = ()
+    for i in tl.static_range(C):
+        v = v + (tl.load(x + i * STEP),)
+    return v
+
+
+@triton.jit
+def _store(x, v, factor, here, C: tl.constexpr, STEP: tl.constexpr):
+    """Write multiples of vectors."""
+    for i in tl.static_range(C):
+        tl.store(x + i * STEP, v[i] * factor, mask=here[None, None, :])
+
+
+@triton.jit
+def _zeros(R: tl.constexpr, kind: tl.constexpr, C: tl.constexpr, BN: tl.constexpr):
+    """Zeros for R vectors."""
+    v = ()
+    for _ in tl.static_range(C):
+        v = v + (tl.zeros([R, 1, BN], kind),)
+    return v
+
+
+@triton.jit
+def _drop(x, seed, n, key, h, image, RATE: tl.constexpr):
     """Dropout of what belongs to pairs of queries and keys, by numbers drawn from a counter: the same in every pass."""
     n = n[None, None, :]
-    zero = (t + key + n) * 0
-    image = zero + image.to(tl.int32)
+    zero = (h + key + n) * 0
+    image = zero + image.to(tl.int32)[None, None, :]
     # Seven rounds pass all tests of randomness that ten do.
-    random, _, _, _ = tl.philox(tl.load(seed), zero + n, zero + key, zero + t, image, n_rounds=7)
+    random, _, _, _ = tl.philox(tl.load(seed), zero + n, zero + key, zero + h, image, n_rounds=7)
     return tl.where(tl.uint_to_uniform_float(random) < RATE, 0.0, x * (1 / (1 - RATE)))
 
 
 @triton.jit
-def _store_vectors(x, poses, n, here, vectors, num_positions: tl.constexpr, C: tl.constexpr, CP: tl.constexpr):
-    """The opposite of reading them."""
-    c = tl.arange(0, CP)
-    at = (poses[:, None, None] * C + c[None, :, None]) * num_positions + n[None, None, :]
-    tl.store(x + at, vectors, mask=(c < C)[None, :, None] & here[None, None, :])
-
-
-@triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=_VECTORS)
-def forward(
-    q, k, v, known, steps, seed,  # (images, J, C, N), (images, P, C, N) twice, (images, T, K, N), (L, 4), (1,)
-    out, sums,  # filled: (images, H, C, N), (images, T, N)
-    first,  # the number of the first image
-    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr, num_positions: tl.constexpr,
-    J: tl.constexpr, P: tl.constexpr, H: tl.constexpr, L: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
-    C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr,
-    SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
-):  # fmt: skip
-    """The output, and the logarithms of the sums of exponentials."""
-    image, n, here = _block(num_positions, BN)
-    vectors, pairs = image * C * num_positions, image * T * num_positions
-    q, out = q + J * vectors, out + H * vectors
-    k, v = k + P * vectors, v + P * vectors
-    sums, known = sums + pairs, known + K * pairs
-    h = tl.program_id(1) * RH + tl.arange(0, RH)
-    total = tl.zeros([RH, CP, BN], q.dtype.element_ty)
-    for first_j in range(0, J, RJ):
-        j = first_j + tl.arange(0, RJ)
-        t = j[None, :, None] * H + h[:, None, None]
-        queries = _vectors(q, j, n, here, num_positions, C, CP)
-        most = tl.full([RH, RJ, BN], -1e30, q.dtype.element_ty)
-        norm = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
-        for o in range(L):
-            other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
-            bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
-            for p in range(P):
-                key = _vector(k, p, other, seen, num_positions, C, CP)
-                score = _scores(queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, POSE)
-                score = tl.where(seen[None, None, :], score, -float("inf"))
-                more = tl.maximum(most, score)
-                norm = norm * tl.exp2(most - more) + tl.exp2(score - more)
-                most = more
-        logarithm = most + tl.log2(tl.where(here[None, None, :], norm, 1.0))
-        tl.store(sums + t * num_positions + n[None, None, :], logarithm, mask=here[None, None, :])
-        for o in range(L):
-            other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
-            bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
-            for p in range(P):
-                key = _vector(k, p, other, seen, num_positions, C, CP)
-                score = _scores(queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, POSE)
-                probability = _probability(score, logarithm, seen)
-                if RATE > 0:
-                    probability = _drop(probability, seed, n, o * P + p, t, first + image, RATE)
-                value = _vector(v, p, other, seen, num_positions, C, CP)
-                total += tl.sum(probability, axis=1)[:, None, :] * value[None]
-    _store_vectors(out, h, n, here, total, num_positions, C, CP)
+def _sum(x, SUM: tl.constexpr):
+    """The sum over query poses, where an output pose has all of them."""
+    return tl.sum(x, axis=0, keep_dims=True) if SUM else x
 
 
 @triton.jit
-def _mean_change(
-    queries, grads, logarithm, k, v, known, steps, seed, t, n, here, image,
-    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr, num_positions: tl.constexpr,
-    P: tl.constexpr, L: tl.constexpr, K: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
-    BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr,
-    SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
-):  # fmt: skip
-    """The means of the gradients of the probabilities of summed pairs, ``(RH, RJ, BN)``."""
-    mean = tl.zeros([RH, RJ, BN], queries.dtype)
-    for o in range(L):
-        other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
-        bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
-        for p in range(P):
-            key = _vector(k, p, other, seen, num_positions, C, CP)
-            score = _scores(queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, POSE)
-            value = _vector(v, p, other, seen, num_positions, C, CP)
-            change = tl.sum(grads * value[None], axis=1)[:, None, :]
-            if RATE > 0:
-                change = _drop(change, seed, n, o * P + p, t, image, RATE)
-            mean += _probability(score, logarithm, seen) * change
-    return mean
+def _know_poses(known, queries, pose, C: tl.constexpr, P: tl.constexpr, N: tl.constexpr):
+    """Write the products of queries with the table of poses. Threads without a position write what another writes."""
+    for p in range(P):
+        tl.store(known + p * N, dot(queries, _vector(pose + p * C, C, 1)))
 
 
-@triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=_VECTORS)
-def backward_queries(
-    q, k, v, known, steps, seed, out, sums, grad,  # as in the forward pass, with grad as out
-    grad_q, means, grad_known,  # filled: as q, as sums, and as known, where its last rows, of the poses, are zeros
-    first,
-    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr, num_positions: tl.constexpr,
-    J: tl.constexpr, P: tl.constexpr, H: tl.constexpr, L: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
-    C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr,
-    SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
+@triton.jit
+def _biases(
+    queries, table, seen, RH: tl.constexpr, ROW: tl.constexpr, C: tl.constexpr, SPATIAL: tl.constexpr
 ):  # fmt: skip
-    """The gradients of what a query has, and the means of the gradients of its probabilities."""
-    image, n, here = _block(num_positions, BN)
-    vectors, pairs = image * C * num_positions, image * T * num_positions
-    q, grad_q = q + J * vectors, grad_q + J * vectors
-    k, v = k + P * vectors, v + P * vectors
-    out, grad = out + H * vectors, grad + H * vectors
-    sums, means = sums + pairs, means + pairs
-    known, grad_known = known + K * pairs, grad_known + K * pairs
-    j = tl.program_id(1) * RJ + tl.arange(0, RJ)
-    queries = _vectors(q, j, n, here, num_positions, C, CP)
-    grad_queries = tl.zeros([RJ, CP, BN], q.dtype.element_ty)
-    for first_h in range(0, H, RH):
-        h = first_h + tl.arange(0, RH)
-        t = j[None, :, None] * H + h[:, None, None]
-        grads = _vectors(grad, h, n, here, num_positions, C, CP)
-        logarithm = _of_pairs(sums, t, n, here, num_positions)
-        # Of the sum over the query poses there is an output, of each of them there is none.
-        mean = _mean_change(
-            *(queries, grads, logarithm, k, v, known, steps, seed, t, n, here, first + image),
-            *(n0, n1, n2, TORUS, num_positions, P, L, K, C, CP, BN, RH, RJ, SPATIAL, POSE, RATE),
-        )
-        tl.store(means + t * num_positions + n[None, None, :], mean, mask=here[None, None, :])
+    """The products of queries with the offset in the tables of RH output poses, ROW numbers apart."""
+    biases = ()
+    for r in tl.static_range(RH):
+        bias = tl.where(seen, 0.0, -float("inf"))[None, None, :].to(queries[0].dtype)
+        if SPATIAL:
+            bias += dot(queries, _vector(table + r * ROW, C, 1))
+        biases = biases + (bias,)
+    return biases
+
+
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_MEMORY)
+def forward(
+    q, k, v, table, pose, steps, seed,  # vectors; (M or 1, H, L, C), (M or 1, H, P, C), (L, 4), (1,)
+    out, known, sums,  # filled: vectors, (images, T, P, N), (M · B, T, N)
+    q_head, q_image, k_head, k_image, v_head, v_image, out_head, out_image, table_head, pose_head,  # strides
+    first, total, batch,  # the first image, how many positions all images have, how many images a head
+    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr, N: tl.constexpr,
+    J: tl.constexpr, H: tl.constexpr, P: tl.constexpr, T: tl.constexpr,
+    L: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, RJ: tl.constexpr, RH: tl.constexpr, RP: tl.constexpr,
+    SUM: tl.constexpr, SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    """The output, and the logarithms of the sums of exponentials. RP key poses share one change of the maximum.
+
+    Where an output pose has all query poses, weights are summed over these before they meet the values, which needs the
+    sums of exponentials, and a second pass over the keys.
+    """
+    image, m, b, n, here = _place(first, total, batch, N, BN)
+    j = tl.arange(0, RJ)[:, None, None]
+    S: tl.constexpr = T // J  # pairs of a query pose
+    first_h = tl.program_id(1) * (RH if SUM else RJ)
+    table += _lanes(m * table_head, n * 0 + first_h * (C * L), BN)
+    pose += _lanes(m * pose_head, n * 0 + first_h * (C * P), BN)
+    if not SUM:
+        table, pose = table + j * (C * L), pose + j * (C * P)
+    acc = ()
+    for _ in tl.static_range(RH):
+        acc = acc + (_zeros(RJ if not SUM else 1, q.dtype.element_ty, C, BN),)
+    for round in range(J // RJ if SUM else 1):
+        j0 = round * RJ if SUM else first_h
+        t0 = j0 * S + (first_h if SUM else 0)
+        queries = _vector(q + _lanes(m * q_head + b * q_image + j0 * (C * N), n, BN) + j * (C * N), C, N)
+        queries = scaled(queries, SCALE)
+        of_poses = known + _lanes((image * T + t0) * (P * N), n, BN) + j * (S * P * N)
+        most, norm = (), ()
+        for r in tl.static_range(RH):
+            if POSE:
+                _know_poses(of_poses + r * (P * N), queries, pose + r * (C * P), C, P, N)
+            most = most + (tl.full([RJ, 1, BN], -1e30, queries[0].dtype),)
+            norm = norm + (tl.zeros([RJ, 1, BN], queries[0].dtype),)
         for o in range(L):
             other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
-            bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
-            grad_bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
-            for p in range(P):
-                key = _vector(k, p, other, seen, num_positions, C, CP)
-                score = _scores(queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, POSE)
-                probability = _probability(score, logarithm, seen)
-                value = _vector(v, p, other, seen, num_positions, C, CP)
-                change = tl.sum(grads * value[None], axis=1)[:, None, :]
-                if RATE > 0:
-                    change = _drop(change, seed, n, o * P + p, t, first + image, RATE)
-                grad_score = _LN2 * probability * (change - mean)
-                grad_bias += grad_score
-                if POSE:
-                    # No other thread adds to these numbers; the thread itself does so for every offset, and here does
-                    # not wait for what it has added.
-                    at = (t * K + K - P + p) * num_positions + n[None, None, :]
-                    tl.atomic_add(grad_known + at, grad_score, mask=here[None, None, :], sem="relaxed")
-                grad_queries += tl.sum(grad_score, axis=0)[:, None, :] * key[None]
-            if SPATIAL:
-                at = (t * K + o) * num_positions + n[None, None, :]
-                tl.store(grad_known + at, grad_bias, mask=here[None, None, :])
-    _store_vectors(grad_q, j, n, here, grad_queries, num_positions, C, CP)
+            biases = _biases(queries, table + o * C, seen, RH, C * L, C, SPATIAL)
+            keys = k + _lanes(m * k_head + b * k_image, other, BN)
+            values = v + _lanes(m * v_head + b * v_image, other, BN)
+            for first_p in range(0, P, RP):
+                scores, more = (), most
+                for u in tl.static_range(RP):
+                    products = dot(queries, _vector(keys + (first_p + u) * (C * N), C, N))
+                    more_ = ()
+                    for r in tl.static_range(RH):
+                        score = products + biases[r]
+                        if POSE:
+                            score += tl.load(of_poses + r * (P * N) + (first_p + u) * N)
+                        scores = scores + (score,)
+                        more_ = more_ + (tl.maximum(more[r], score),)
+                    more = more_
+                norm_ = ()
+                for r in tl.static_range(RH):
+                    less = tl.exp2(most[r] - more[r])
+                    norm_ = norm_ + (norm[r] * less,)
+                    if not SUM:
+                        acc = (scaled(acc[0], less),)
+                most, norm = more, norm_
+                for u in tl.static_range(RP):
+                    norm_ = ()
+                    for r in tl.static_range(RH):
+                        probability = tl.exp2(scores[u * RH + r] - most[r])
+                        norm_ = norm_ + (norm[r] + probability,)
+                        if not SUM:
+                            if RATE > 0:
+                                key = o * P + first_p + u
+                                probability = _drop(probability, seed, n, key, t0 + j, first + image, RATE)
+                            acc = (add(acc[0], probability, _vector(values + (first_p + u) * (C * N), C, N)),)
+                    norm = norm_
+        pairs = _lanes(((first + image) * T + t0) * N, n, BN) + j * (S * N)
+        logarithms = ()
+        for r in tl.static_range(RH):
+            logarithms = logarithms + (most[r] + tl.log2(norm[r]),)
+            tl.store(sums + pairs + r * N, logarithms[r], mask=here[None, None, :])
+        if SUM:
+            for o in range(L):
+                other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
+                biases = _biases(queries, table + o * C, seen, RH, C * L, C, SPATIAL)
+                keys = k + _lanes(m * k_head + b * k_image, other, BN)
+                values = v + _lanes(m * v_head + b * v_image, other, BN)
+                for p in range(P):
+                    products = dot(queries, _vector(keys + p * (C * N), C, N))
+                    value = _vector(values + p * (C * N), C, N)
+                    acc_ = ()
+                    for r in tl.static_range(RH):
+                        score = products + biases[r]
+                        if POSE:
+                            score += tl.load(of_poses + r * (P * N) + p * N)
+                        probability = tl.exp2(score - logarithms[r])
+                        if RATE > 0:
+                            probability = _drop(probability, seed, n, o * P + p, t0 + j * S + r, first + image, RATE)
+                        acc_ = acc_ + (add(acc[r], _sum(probability, SUM), value),)
+                    acc = acc_
+        else:
+            acc = (scaled(acc[0], 1 / norm[0]),)
+    out += _lanes(m * out_head + b * out_image + first_h * (C * N), n, BN)
+    if not SUM:
+        out = out + j * (C * N)
+    for r in tl.static_range(RH):
+        _store(out + r * (C * N), acc[r], 1.0, here, C, N)
 
 
-@triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=_VECTORS)
-def backward_keys(
-    q, k, v, known, steps, seed, sums, means, grad,
-    grad_k, grad_v,  # filled: as k and v
-    first,
-    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr, num_positions: tl.constexpr,
-    J: tl.constexpr, P: tl.constexpr, H: tl.constexpr, L: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
-    C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr,
-    SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_MEMORY)
+def backward_queries(
+    q, k, v, table, pose, steps, seed, out, sums, grad,  # as in the forward pass; grad as out
+    grad_q, known, means, change,  # filled: vectors, as in the forward pass, as sums, (images, T, K, N)
+    q_head, q_image, k_head, k_image, v_head, v_image,
+    out_head, out_image, grad_head, grad_image, grad_q_head, grad_q_image, table_head, pose_head,
+    first, total, batch,
+    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr, N: tl.constexpr,
+    J: tl.constexpr, H: tl.constexpr, P: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
+    L: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, RJ: tl.constexpr, RH: tl.constexpr,
+    SUM: tl.constexpr, SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of keys and values: a thread has a pose of a position, and goes over the queries that see it."""
-    image, n, here = _block(num_positions, BN)
-    vectors, pairs = image * C * num_positions, image * T * num_positions
-    q, grad = q + J * vectors, grad + H * vectors
-    k, grad_k = k + P * vectors, grad_k + P * vectors
-    v, grad_v = v + P * vectors, grad_v + P * vectors
-    sums, means, known = sums + pairs, means + pairs, known + K * pairs
-    p = tl.program_id(1) + tl.arange(0, 1)
-    keys = _vectors(k, p, n, here, num_positions, C, CP)
-    values = _vectors(v, p, n, here, num_positions, C, CP)
-    grad_keys = tl.zeros([1, CP, BN], q.dtype.element_ty)
-    grad_values = tl.zeros([1, CP, BN], q.dtype.element_ty)
+    """The gradients of queries, and the means of the gradients of their probabilities.
+
+    ``change`` has the gradients of their products with the K rows of both tables, over log 2: first those of the
+    offsets, then those of the poses.
+    """
+    image, m, b, n, here = _place(first, total, batch, N, BN)
+    mine = here[None, None, :]
+    j = tl.arange(0, RJ)[:, None, None]
+    S: tl.constexpr = T // J
+    j0 = tl.program_id(1) * RJ
+    queries = _vector(q + _lanes(m * q_head + b * q_image + j0 * (C * N), n, BN) + j * (C * N), C, N)
+    queries = scaled(queries, SCALE)
+    grad_queries = _zeros(RJ, queries[0].dtype, C, BN)
+    for first_h in range(0, H if SUM else 1, RH):
+        h0 = first_h if SUM else j0
+        t0 = j0 * S + first_h
+        of_outputs = grad + _lanes(m * grad_head + b * grad_image + h0 * (C * N), n, BN)
+        outputs = out + _lanes(m * out_head + b * out_image + h0 * (C * N), n, BN)
+        tables = table + _lanes(m * table_head, n * 0 + h0 * (C * L), BN)
+        poses = pose + _lanes(m * pose_head, n * 0 + h0 * (C * P), BN)
+        if not SUM:
+            of_outputs, outputs = of_outputs + j * (C * N), outputs + j * (C * N)
+            tables, poses = tables + j * (C * L), poses + j * (C * P)
+        of_poses = known + _lanes((image * T + t0) * (P * N), n, BN) + j * (S * P * N)
+        changes = change + _lanes((image * T + t0) * (K * N), n, BN) + j * (S * K * N)
+        pairs = _lanes(((first + image) * T + t0) * N, n, BN) + j * (S * N)
+        grads, logarithms, mean = (), (), ()
+        for r in tl.static_range(RH):
+            grads = grads + (_vector(of_outputs + r * (C * N), C, N),)
+            logarithms = logarithms + (tl.load(sums + pairs + r * N),)
+            mean = mean + (tl.zeros_like(logarithms[r]) if SUM else dot(grads[r], _vector(outputs, C, N)),)
+            if POSE:
+                _know_poses(of_poses + r * (P * N), queries, poses + r * (C * P), C, P, N)
+                for p in range(P):
+                    tl.store(changes + (r * K + K - P + p) * N, tl.zeros_like(mean[r]), mask=mine)
+        # Of the sum over the query poses there is an output, of each of them there is none: their means come first.
+        for stage in tl.static_range(0 if SUM else 1, 2):
+            for o in range(L):
+                other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
+                # Without a position a thread adds zero to what is that of another.
+                biases = _biases(queries, tables + o * C, seen & here, RH, C * L, C, SPATIAL)
+                keys = k + _lanes(m * k_head + b * k_image, other, BN)
+                values = v + _lanes(m * v_head + b * v_image, other, BN)
+                of_offset = ()
+                for r in tl.static_range(RH):
+                    of_offset = of_offset + (tl.zeros_like(logarithms[r]),)
+                for p in range(P):
+                    key = _vector(keys + p * (C * N), C, N)
+                    products = dot(queries, key)
+                    value = _vector(values + p * (C * N), C, N)
+                    of_products = tl.zeros_like(products)
+                    mean_, of_offset_ = (), ()
+                    for r in tl.static_range(RH):
+                        score = products + biases[r]
+                        if POSE:
+                            score += tl.load(of_poses + r * (P * N) + p * N)
+                        probability = tl.exp2(score - logarithms[r])
+                        of_probability = dot(grads[r], value)
+                        if RATE > 0:
+                            t = t0 + j * S + r
+                            of_probability = _drop(of_probability, seed, n, o * P + p, t, first + image, RATE)
+                        if stage == 0:
+                            mean_ = mean_ + (mean[r] + probability * of_probability,)
+                        else:
+                            of_score = probability * (of_probability - mean[r])
+                            of_products += of_score
+                            of_offset_ = of_offset_ + (of_offset[r] + of_score,)
+                            if POSE:
+                                # No other thread adds to these numbers, and this one does not wait for what it has
+                                # added.
+                                to = changes + (r * K + K - P + p) * N
+                                tl.atomic_add(to, of_score, sem="relaxed")
+                    if stage == 0:
+                        mean = mean_
+                    else:
+                        of_offset = of_offset_
+                        grad_queries = add(grad_queries, of_products, key)
+                if SPATIAL and stage == 1:
+                    for r in tl.static_range(RH):
+                        tl.store(changes + (r * K + o) * N, of_offset[r], mask=mine)
+                        row = _vector(tables + o * C + r * (C * L), C, 1)
+                        grad_queries = add(grad_queries, of_offset[r], row)
+        for r in tl.static_range(RH):
+            tl.store(means + pairs + r * N, mean[r], mask=mine)
+            if POSE:
+                for p in range(P):
+                    of_pose = tl.load(changes + (r * K + K - P + p) * N)
+                    grad_queries = add(grad_queries, of_pose, _vector(poses + r * (C * P) + p * C, C, 1))
+    grad_q += _lanes(m * grad_q_head + b * grad_q_image + j0 * (C * N), n, BN) + j * (C * N)
+    _store(grad_q, grad_queries, _LN2 * SCALE, here, C, N)
+
+
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_MEMORY)
+def backward_keys(
+    q, k, v, table, steps, seed, known, sums, means, grad,  # known as it was written by the queries
+    grad_k, grad_v,  # filled
+    q_head, q_image, k_head, k_image, v_head, v_image,
+    grad_head, grad_image, grad_k_head, grad_k_image, grad_v_head, grad_v_image, table_head,
+    first, total, batch,
+    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr, N: tl.constexpr,
+    J: tl.constexpr, H: tl.constexpr, P: tl.constexpr, T: tl.constexpr,
+    L: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, RP: tl.constexpr, RJ: tl.constexpr, RH: tl.constexpr,
+    SUM: tl.constexpr, SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    """The gradients of keys and values: a thread has RP poses of a position, and goes over the queries that see it."""
+    image, m, b, n, here = _place(first, total, batch, N, BN)
+    p0, p = tl.program_id(1) * RP, tl.arange(0, RP)[:, None, None]
+    S: tl.constexpr = T // J
+    at = p0 * (C * N) + n
+    keys = _vector(k + _lanes(m * k_head + b * k_image, at, BN) + p * (C * N), C, N)
+    values = _vector(v + _lanes(m * v_head + b * v_image, at, BN) + p * (C * N), C, N)
+    table += _lanes(m * table_head, n * 0, BN)
+    grad_keys, grad_values = _zeros(RP, keys[0].dtype, C, BN), _zeros(RP, keys[0].dtype, C, BN)
     for o in range(L):
         other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, -1)
-        for first_j in range(0, J, RJ):
-            j = first_j + tl.arange(0, RJ)
-            for first_h in range(0, H, RH):
-                h = first_h + tl.arange(0, RH)
-                t = j[None, :, None] * H + h[:, None, None]
-                queries = _vectors(q, j, other, seen, num_positions, C, CP)
-                grads = _vectors(grad, h, other, seen, num_positions, C, CP)
-                bias = _of_offset(known, t * K + o, other, seen, num_positions, RH, RJ, BN, SPATIAL)
-                rows = t * K + K - P + p[:, None, None]
-                score = _scores(queries, keys, bias, known, rows, other, seen, num_positions, POSE)
-                probability = _probability(score, _of_pairs(sums, t, other, seen, num_positions), seen)
-                change = tl.sum(grads * values, axis=1)[:, None, :]
-                dropped = probability
-                if RATE > 0:
-                    pair = o * P + p[:, None, None]
-                    change = _drop(change, seed, other, pair, t, first + image, RATE)
-                    dropped = _drop(probability, seed, other, pair, t, first + image, RATE)
-                mean = _of_pairs(means, t, other, seen, num_positions)
-                grad_score = _LN2 * probability * (change - mean)
-                grad_keys += tl.sum(tl.sum(grad_score, axis=0)[:, None, :] * queries, axis=0)[None]
-                grad_values += tl.sum(tl.sum(dropped, axis=1)[:, None, :] * grads, axis=0)[None]
-    _store_vectors(grad_k, p, n, here, grad_keys, num_positions, C, CP)
-    _store_vectors(grad_v, p, n, here, grad_values, num_positions, C, CP)
+        of_unseen = tl.where(seen, 0.0, -float("inf"))[None, None, :].to(keys[0].dtype)
+        queries = q + _lanes(m * q_head + b * q_image, other, BN)
+        grads = grad + _lanes(m * grad_head + b * grad_image, other, BN)
+        pairs = _lanes((first + image) * (T * N), other, BN)
+        poses = known + _lanes(image * (T * P * N) + p0 * N, other, BN) + p * N
+        for tile in range(J // RJ * (H // RH if SUM else 1)):
+            j0 = tile // (H // RH) * RJ if SUM else tile
+            h0 = tile % (H // RH) * RH if SUM else tile
+            query, products, of_products = (), (), ()
+            for u in tl.static_range(RJ):
+                query = query + (scaled(_vector(queries + (j0 + u) * (C * N), C, N), SCALE),)
+                products = products + (dot(query[u], keys),)
+                of_products = of_products + (tl.zeros_like(products[u]),)
+            for r in tl.static_range(RH):
+                h = h0 + r
+                of_output = _vector(grads + h * (C * N), C, N)
+                of_value = dot(of_output, values)
+                weight = tl.zeros_like(of_value)
+                of_products_ = ()
+                for u in tl.static_range(RJ):
+                    t = (j0 + u) * S + (h if SUM else 0)
+                    bias = of_unseen
+                    if SPATIAL:
+                        bias += dot(query[u], _vector(table + (h * L + o) * C, C, 1))
+                    score = products[u] + bias
+                    if POSE:
+                        score += tl.load(poses + t * (P * N))
+                    probability = tl.exp2(score - tl.load(sums + pairs + t * N))
+                    of_probability, dropped = of_value, probability
+                    if RATE > 0:
+                        key = o * P + p0 + p
+                        of_probability = _drop(of_probability, seed, other, key, t, first + image, RATE)
+                        dropped = _drop(probability, seed, other, key, t, first + image, RATE)
+                    weight += dropped
+                    of_score = probability * (of_probability - tl.load(means + pairs + t * N))
+                    of_products_ = of_products_ + (of_products[u] + of_score,)
+                of_products = of_products_
+                grad_values = add(grad_values, weight, of_output)
+            for u in tl.static_range(RJ):
+                grad_keys = add(grad_keys, of_products[u], query[u])
+    grad_k += _lanes(m * grad_k_head + b * grad_k_image, at, BN) + p * (C * N)
+    grad_v += _lanes(m * grad_v_head + b * grad_v_image, at, BN) + p * (C * N)
+    _store(grad_k, grad_keys, _LN2, here, C, N)
+    _store(grad_v, grad_values, 1.0, here, C, N)
 
 
 @triton.jit

@@ -29,6 +29,11 @@ def positions_side_by_side(vectors: Tensor) -> Tensor:
     return by_channel.contiguous().permute(0, 1, 4, 2, 3)
 
 
+def pairs(call: Arguments) -> int:
+    """How many pairs of an output and a query pose there are."""
+    return call.num_poses * (call.q.shape[3] if call.sum_query_poses else 1)
+
+
 def rows_of_tables(call: Arguments) -> int:
     """How many rows the tables of an output pose have, of the offsets and of the poses."""
     return sum(t.shape[2] for t in (call.spatial, call.pose) if t is not None)

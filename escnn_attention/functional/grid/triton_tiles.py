@@ -25,6 +25,7 @@ from escnn_attention.functional.grid.triton_launch import (
     chunks,
     gradients_of_terms,
     grid_constants,
+    pairs,
     rows_of_tables,
     taken,
 )
@@ -212,11 +213,6 @@ def room(call: Arguments) -> tuple[Tensor, Tensor]:
     """Room for the output ``(M, B, N, H, C)``, and for a number of every pair of poses, ``(M, B, N, T)``."""
     out = room_for(call.q[..., :1, :].expand(-1, -1, -1, call.num_poses, -1))
     return out, torch.empty(*call.q.shape[:3], pairs(call), dtype=PRECISE[call.q.dtype], device=call.q.device)
-
-
-def pairs(call: Arguments) -> int:
-    """How many pairs of an output and a query pose there are."""
-    return call.num_poses * (call.q.shape[3] if call.sum_query_poses else 1)
 
 
 def _table(call: Arguments) -> Tensor | None:

@@ -7,6 +7,7 @@ import torch
 
 from escnn_attention.functional import autograd
 from escnn_attention.functional.grid import triton, triton_tiles
+from escnn_attention.functional.grid.kernel import Arguments
 
 
 def passes(compiled, query, dtype, *, poses=4, channels=10, heads=9, size=24, window=5, batch=64, **options):
@@ -22,7 +23,7 @@ def passes(compiled, query, dtype, *, poses=4, channels=10, heads=9, size=24, wi
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 10**9))
         chunk = triton._products_per_chunk(torch.device("cuda", 80), 4)
-    arguments = triton.Arguments(
+    arguments = Arguments(
         *(q, q, q, *tables, None, None, None, seed, poses, [size, size], [size, size], [], window),
         *(options.get("shape", "square"), 1, query == "all", options.get("dropout", 0.0), chunk),
     )

@@ -1,8 +1,8 @@
-"""Every output pose with the queries of its own pose: the passes of :mod:`~escnn_attention.functional.grid.triton`.
+"""Narrow heads in windows without tensor cores: passes of :mod:`~escnn_attention.functional.grid.triton`.
 
-The products of queries with the tables are made in the kernels, and the gradients of these products are held for some
-images at a time: the gradient of the tables is a product of matrices with them. Queries, keys and values are read
-where they lie, if positions are the last axis.
+The products of queries with the tables are made in the kernels. Those with the table of poses, and the gradients of all
+of them, are held for some images at a time: the gradient of the tables is a product of matrices with the latter.
+Queries, keys and values are read where they lie, if positions are the last axis.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from escnn_attention.functional.grid.triton_launch import (
     chunks,
     gradients_of_terms,
     grid_constants,
+    pairs,
     positions_side_by_side,
     rows_of_tables,
     steps,
@@ -32,6 +33,9 @@ _NUMBERS = 40
 _POSES = 4
 """How many poses a thread has at most."""
 
+_SHARED_KEYS = 2
+"""How many key poses it has at most where it has tiles of query poses and output poses, too."""
+
 _MANY = 2**17
 """Positions of all images from which there are enough for programs of four warps, which share what they read."""
 
@@ -40,36 +44,48 @@ class Program(NamedTuple):
     """Sizes of a program of a kernel.
 
     Attributes:
-        poses: how many poses each thread has.
+        queries, outputs, keys: how many query poses, output poses of each, and key poses a thread has at once.
         positions: how many positions, of a thread each.
         warps: how many warps.
     """
 
-    poses: int
+    queries: int
+    outputs: int
+    keys: int
     positions: int
     warps: int
 
 
-def program(poses: int, channels: int, number_size: int, positions: int) -> Program:
-    """The program for vectors of so many poses and channels, and positions of all images."""
+def program(name: str, call: Arguments, positions: int) -> Program:
+    """The program of a kernel for so many positions of all images."""
+    most, warps, together = _POSES, 4 if positions >= _MANY else 1, call.sum_query_poses
+    query_poses, key_poses, keys = call.q.shape[3], call.k.shape[3], _SHARED_KEYS if together else _POSES
     if interpreted():  # Every program takes as long, however much it does.
-        return Program(math.gcd(poses, 8), power_of_two(positions), 1)
-    each = math.gcd(poses, _POSES)
-    while each > 1 and each * channels * number_size // 4 > _NUMBERS:
-        each //= 2
-    warps = 4 if positions >= _MANY else 1
-    return Program(each, 32 * warps, warps)
+        positions, most, keys, warps = power_of_two(positions), 8, 8, 1
+    else:
+        positions, most = 32 * warps, min(most, max(1, 4 * _NUMBERS // (call.q.shape[-1] * call.q.element_size())))
+    # Of poses side by side there is a power of two.
+    queries, keys = math.gcd(query_poses, 1 << (most.bit_length() - 1)), math.gcd(key_poses, keys)
+    # What dropout draws takes registers, too.
+    outputs = _divisor(call.num_poses, (most + 1) // 2 if call.dropout else most) if together else 1
+    if name == "backward_keys":
+        queries = _divisor(query_poses, most) if together else 1
+        keys = math.gcd(keys, 1 << (most.bit_length() - 1))
+    return Program(queries, outputs, keys, positions, warps)
+
+
+def _divisor(poses: int, most: int) -> int:
+    return max(n for n in range(1, most + 1) if poses % n == 0)
 
 
 def forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
-    """The output ``(M, B, N, H, C)``, and the logarithms of the sums of exponentials, ``(M, B, H, N)``."""
-    heads, batch, positions, _, _ = call.q.shape
+    """The output ``(M, B, N, H, C)``, and the logarithms of the sums of exponentials, ``(M, B, T, N)``."""
     inputs = {**_vectors(q=call.q, k=call.k, v=call.v), **_tables(call)}
-    out = room_for_outputs(call)
-    sums = call.q.new_empty(heads, batch, call.num_poses, positions)
+    out, sums = room(call)
     outputs = {**_vectors(out=out), "sums": sums}
-    for rows in _chunks(call):
-        _launch("forward", call, rows, {**inputs, "known": _known(call, rows), **outputs})
+    of_poses = 0 if call.pose is None else call.k.shape[3]
+    for rows in _chunks(call, of_poses):
+        _launch("forward", call, rows, {**inputs, "known": _products(call, rows, of_poses), **outputs})
     return out, sums
 
 
@@ -80,14 +96,15 @@ def backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> l
     grad_q, grad_k, grad_v = (torch.empty_like(vectors[name]) for name in ("q", "k", "v"))
     means = torch.empty_like(sums)
     of_queries, of_keys = {**_vectors(out=out), "grad_q": grad_q}, {"grad_k": grad_k, "grad_v": grad_v}
-    of_tables = []
-    for rows in _chunks(call):
-        change = _products(call, rows, rows_of_tables(call))
-        both = {**inputs, "known": _known(call, rows), "sums": sums, "means": means}
+    of_poses, of_both, of_tables = 0 if call.pose is None else call.k.shape[3], rows_of_tables(call), []
+    for rows in _chunks(call, of_poses + of_both):
+        change = _products(call, rows, of_both)
+        both = {**inputs, "known": _products(call, rows, of_poses), "sums": sums, "means": means}
         _launch("backward_queries", call, rows, {**both, **of_queries, "change": change})
         _launch("backward_keys", call, rows, {**both, **of_keys})
         if change is not None:
-            of_tables.append(change @ vectors["q"].flatten(0, 1)[rows].transpose(-1, -2))
+            queries = vectors["q"].flatten(0, 1)[rows]
+            of_tables.append(change.view(*queries.shape[:2], -1, queries.shape[-1]) @ queries.mT)
     terms = gradients_of_terms(of_tables, call, factor=1 / math.sqrt(call.q.shape[-1]))
     return [*(t.permute(0, 1, 4, 2, 3) for t in (grad_q, grad_k, grad_v)), *terms]
 
@@ -97,10 +114,11 @@ def _vectors(**given: Tensor) -> dict[str, Tensor]:
     return {name: positions_side_by_side(t).permute(0, 1, 3, 4, 2) for name, t in given.items()}
 
 
-def room_for_outputs(call: Arguments) -> Tensor:
-    """Room for the output ``(M, B, N, H, C)``, of which an image is contiguous as ``(M, H, C, N)``."""
+def room(call: Arguments) -> tuple[Tensor, Tensor]:
+    """Room for the output ``(M, B, N, H, C)``, of which an image is contiguous as ``(M, H, C, N)``, and for sums."""
     heads, batch, positions, _, channels = call.q.shape
-    return call.q.new_empty(batch, heads, call.num_poses, channels, positions).permute(1, 0, 4, 2, 3)
+    out = call.q.new_empty(batch, heads, call.num_poses, channels, positions).permute(1, 0, 4, 2, 3)
+    return out, call.q.new_empty(heads, batch, pairs(call), positions)
 
 
 def _tables(call: Arguments) -> dict[str, Tensor | None]:
@@ -109,45 +127,42 @@ def _tables(call: Arguments) -> dict[str, Tensor | None]:
     return {n: None if t is None else t.contiguous() for n, t in terms.items()}
 
 
-def _chunks(call: Arguments) -> Iterator[slice]:
-    """Stretches of images whose products with the tables fit."""
-    return chunks(call, rows_of_tables(call) * call.num_poses * call.q.shape[2])
+def _chunks(call: Arguments, count: int) -> Iterator[slice]:
+    """Stretches of images of which so many products of each pair, and gradients of products, fit."""
+    return chunks(call, -(-count * pairs(call) * call.q.shape[2] // 2))
 
 
 def _products(call: Arguments, rows: slice, count: int) -> Tensor | None:
     """Room for products of the queries of some images with so many rows of a table."""
-    return call.q.new_empty(rows.stop - rows.start, call.num_poses, count, call.q.shape[2]) if count else None
-
-
-def _known(call: Arguments, rows: slice) -> Tensor | None:
-    return _products(call, rows, 0 if call.pose is None else call.k.shape[3])
+    return call.q.new_empty(rows.stop - rows.start, pairs(call), count, call.q.shape[2]) if count else None
 
 
 @by_shapes
 def constants(name: str, call: Arguments, chosen: Program) -> dict[str, float]:
     """The constants that a kernel is compiled for."""
-    key_poses = call.k.shape[3]
     found = {
         **grid_constants(call),
-        **{"N": call.q.shape[2], "H": call.num_poses, "P": key_poses, "C": call.q.shape[-1]},
-        **{"BN": chosen.positions, "R": chosen.poses},
+        **{"N": call.q.shape[2], "J": call.q.shape[3], "H": call.num_poses, "P": call.k.shape[3]},
+        **{"T": pairs(call), "K": rows_of_tables(call), "C": call.q.shape[-1], "BN": chosen.positions},
+        **{"RJ": chosen.queries, "RH": chosen.outputs, "RP": chosen.keys, "SUM": call.sum_query_poses},
         "SPATIAL": call.spatial is not None,
         "POSE": call.pose is not None,
         "RATE": call.dropout,
         "SCALE": call.scale,
     }
-    if name == "forward":
-        found["PU"] = math.gcd(key_poses, _POSES)
-    if name == "backward_queries":
-        found["K"] = rows_of_tables(call)
-    return found
+    names = taken("grid.triton_kernels", name)
+    return {n: value for n, value in found.items() if n in names}
 
 
 def _launch(name: str, call: Arguments, rows: slice, tensors: dict[str, Tensor | None]) -> None:
     """Run a kernel on some images."""
     device, positions = call.q.device, (rows.stop - rows.start) * call.q.shape[2]
-    poses = call.k.shape[3] if name == "backward_keys" else call.num_poses
-    chosen = program(poses, call.q.shape[-1], call.q.element_size(), positions)
+    chosen = program(name, call, positions)
+    programs = {
+        "forward": call.num_poses // (chosen.outputs if call.sum_query_poses else chosen.queries),
+        "backward_queries": call.q.shape[3] // chosen.queries,
+        "backward_keys": call.k.shape[3] // chosen.keys,
+    }[name]
     sizes = {"first": rows.start, "total": positions, "batch": call.q.shape[1]}
     for vectors, t in tensors.items():
         if t is not None and t.dim() == 5:
@@ -155,15 +170,15 @@ def _launch(name: str, call: Arguments, rows: slice, tensors: dict[str, Tensor |
     for table in ("table", "pose"):
         t = tensors.get(table)
         sizes[f"{table}_head"] = 0 if t is None or len(t) == 1 else t.stride(0)
-    kernel = getattr(kernels("grid.triton_kernels_own"), name)
+    kernel = getattr(kernels("grid.triton_kernels"), name)
     # What there is none of is not read.
     given = {n: call.q if t is None else t for n, t in tensors.items()}
     window = steps(tuple(call.shape), call.kernel_size, call.window, call.dilation, device)
     given |= {"steps": window, "seed": call.q if call.seed is None else call.seed}
-    names = taken("grid.triton_kernels_own", name)
+    names = taken("grid.triton_kernels", name)
     arguments = {n: value for n, value in (given | sizes).items() if n in names}
     with on_device(device):
-        kernel[-(-positions // chosen.positions), poses // chosen.poses](
+        kernel[-(-positions // chosen.positions), programs](
             **arguments,
             **constants(name, call, chosen),
             num_warps=chosen.warps,
