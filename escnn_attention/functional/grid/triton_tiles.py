@@ -46,7 +46,7 @@ _NUMBERS = 512
 """How many scores of a tile, or numbers of its vectors, a warp has: with more, registers do not hold its sums."""
 
 _OUTPUTS = 4
-"""How many output poses share the products of queries and keys at most, half as many in programs of several warps."""
+"""How many output poses share the products of queries and keys at most, fewer in programs of several warps."""
 
 _MOST_NUMBERS = 2**31
 """Kernels count the numbers of an image in 32 bits, with a sign."""
@@ -310,7 +310,7 @@ def _of_pass(name: str, call: Arguments) -> Launched:
     sizes = (tuple(call.shape), call.kernel_size, call.window, call.dilation)
     chosen, reached = _tiles_of(sizes, call.q, call.k, name == "backward_keys")
     tables = {"places": reached.places, "lut": reached.lut}
-    most = (_OUTPUTS if chosen.warps == 1 else _OUTPUTS // 2) if call.sum_query_poses else 1
+    most = max(1, _OUTPUTS // chosen.warps) if call.sum_query_poses else 1
     outputs = max(n for n in range(1, most + 1) if call.num_poses % n == 0)
     found: dict[str, Any] = {
         **grid_constants(call),
