@@ -291,13 +291,14 @@ def grids(draw: Draw) -> Drawn:
         arguments["mask"] = draw.tensor(batch, *shape) > -1
         arguments["mask"].view(batch, -1)[:, 0] = True
 
+    @torch.no_grad()
     def error(layer: Layer, x: GeometricTensor) -> float:
         errors = [spaces.grid_error(layer, x)] + [turned_error(layer, x)] * (step == 1)
         for mask in arguments.values():
             y, marks = layer(x, mask), GeometricTensor(mask.double().unsqueeze(1), spaces.scalars(space, 1))
             for g in spaces.grid_generators(space):
                 z = layer(x.transform(g), marks.transform(g).tensor.squeeze(1) > 0.5).tensor
-                errors.append(float((z - y.transform(g).tensor).detach().norm() / spaces.size_of(y.tensor)))
+                errors.append(float((z - y.transform(g).tensor).norm() / spaces.size_of(y.tensor)))
         return max(errors)
 
     x = draw.tensor(batch, types[0].size, *shape)
