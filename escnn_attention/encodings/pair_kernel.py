@@ -21,7 +21,7 @@ from escnn_attention.encodings.base import Needs
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.points.call import Halves, PairBias, PairScores, PairTables, in_rows, products
+from escnn_attention.functional.points.call import Halves, PairBias, PairScores, PairTables, in_rows, products, repeats_of
 from escnn_attention.functional.points.pair_mlp import pair_mlp
 from escnn_attention.functional.tables import select_rows
 
@@ -228,6 +228,8 @@ class PairKernel(Versioned):
                 it in the other order; None elsewhere.
         """
         location = self._whole_location(seen, pose, halves)
+        if location is not None and (repeats := repeats_of(q, seen.shape[0])) > 1:
+            location = location.repeat_interleave(repeats, 5)
         if self.content == "dot" and self.combine == "sum":
             return PairScores(q / math.sqrt(self.channels), extra=None if location is None else location.squeeze(1))
         content = self._content(q, keys)

@@ -75,7 +75,7 @@ def recompute(
     """
     if torch._C._are_functorch_transforms_active():  # which know no such thing
         return function(*arguments)
-    options: dict[str, Any] = {"context_fn": partial(create_selective_checkpoint_contexts, keep)} if keep else {}
+    options: dict[str, Any] = {"context_fn": partial(create_selective_checkpoint_contexts, [*keep])} if keep else {}
     out: Tensor = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=draws, **options)
     return out
 

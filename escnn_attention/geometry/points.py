@@ -59,6 +59,10 @@ class Points:
         # The rule of another layer may be equal.
         return kept(Neighbourhood.__call__, self._rule, self._places, self.batch)
 
+    def shared(self, keys: Points) -> Neighbours:
+        """The same, in chunks of points with the same relations to their neighbours where those are known."""
+        return self.neighbours(keys)
+
     def clouds(self) -> WholeClouds:
         """The clouds of all points."""
         if self.batch is None:

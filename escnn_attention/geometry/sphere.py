@@ -11,6 +11,7 @@ from torch import Tensor
 from escnn_attention._checks import check_int, check_option
 from escnn_attention._escnn.lie_learn import latitudes
 from escnn_attention.geometry.cache import kept
+from escnn_attention.geometry.turns import Turns, remember
 
 if TYPE_CHECKING:
     from escnn_attention._escnn.types import FieldType, GeometricTensor
@@ -97,6 +98,8 @@ class SphereGrid:
         coords, batch, measure = kept(_of_images, *arguments)
         if any(t._version for t in (coords, batch, measure)):  # somebody has written into them
             coords, batch, measure = _of_images(*arguments)
+        if self.kind != "Clenshaw-Curtis":  # at a pole there is no longitude
+            remember(Turns(len(x), *self.shape), coords, batch)
         features = x.flatten(2).transpose(1, 2).flatten(0, 1)
         return field_type(features, coords), batch, measure
 

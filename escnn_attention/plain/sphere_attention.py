@@ -11,7 +11,8 @@ from torch import Tensor
 
 from escnn_attention.functional.autograd import PRECISE
 from escnn_attention.functional.points.call import Relate
-from escnn_attention.geometry.points import Cloud, Points
+from escnn_attention.geometry.points import Cloud
+from escnn_attention.geometry.turns import points_in_rings
 from escnn_attention.plain.blocks import Parts
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.point_attention import PointAttention, PointModule, from_poses
@@ -122,8 +123,8 @@ class SphereAttention(PointAttention):
 
     def compute(self, x: Tensor, cloud: Cloud) -> Tensor:
         angles = angles_of(cloud.coords.to(PRECISE[self.inverse_action.dtype]))
-        where = (cloud.coords, cloud.edge_index, cloud.batch, self.neighbourhood, cloud.edge_attr)
-        frames = Points(frames_at(*angles).flatten(1), *where)
+        where = (cloud.coords, cloud.batch, cloud.edge_index, self.neighbourhood, cloud.edge_attr)
+        frames = points_in_rings(frames_at(*angles).flatten(1), *where)
         return self.out_of.outward(self.attend(self.into.inward(x, *angles), frames, cloud.measure), *angles)
 
     def relate(self) -> Relate:

@@ -156,7 +156,8 @@ class PairScores(NamedTuple):
             the own mode.
         poses: ``(M or 1, H, J or 1, P, C)``, what poses add to the keys.
         reads: ``(G, M, H or 1, J, A, F)``, how much of every feature a query sees.
-        features: ``(M or 1, H, F, G, A, P or 1, K)``, functions of the location.
+        features: ``(M or 1, H, F, G, A, P or 1, K)``, functions of the location; with fewer groups, so many that follow
+            each other share them.
         extra: ``(M, H or 1, J or 1, P or 1, G, A, K)``, numbers by themselves.
         factors: ``(M, G, A, K)``, which multiply the weights that scores have become.
         envelope: ``(G, A, K)``, at least 0, which multiplies the measure of the keys before weights are normalised.
@@ -196,13 +197,27 @@ def _many_share_keys(q: Tensor) -> bool:
     return q.shape[3] == 1 and q.shape[4] > q.shape[5]
 
 
+@in_programs(lambda queries, groups: 1)
+def repeats_of(queries: Tensor, groups: int) -> int:
+    """How many groups of queries ``(G, ...)`` share what there is of each of so many groups."""
+    return queries.shape[0] // groups
+
+
 def against(reads: Tensor, features: Tensor) -> Tensor:
     """Products of features with the queries that read them, ``(G, M, H, J, A, P or 1, K)``.
 
     Args:
         reads, features: as in :class:`PairScores`.
     """
-    heads, frames = features.shape[:2]
+    heads, frames, _, groups = features.shape[:4]
+    repeats = repeats_of(reads, groups)
+    if repeats > 1:
+        # Groups that share features are more heads.
+        of_each = reads.unflatten(0, (groups, repeats))
+        if heads > 1:
+            reads = of_each.expand(-1, -1, -1, frames, -1, -1, -1)
+            return torch.einsum("gnmhjaf,mhfgapk->gnmhjapk", reads, features).flatten(0, 1)
+        return against(of_each.flatten(1, 2), features).unflatten(1, of_each.shape[1:3]).flatten(0, 1)
     if heads > 1:
         return torch.einsum("gmhjaf,mhfgapk->gmhjapk", reads.expand(-1, -1, frames, -1, -1, -1), features)
     # For every query and output pose, all heads and query poses at once.

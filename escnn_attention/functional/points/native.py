@@ -33,7 +33,8 @@ class Arguments(NamedTuple):
 
     Attributes:
         q, k: scaled; None where their products are not in the scores.
-        reads, features: their products are added to the scores.
+        reads, features: their products are added to the scores. Groups that follow each other share features, as many
+            for each of these.
         pose: what a pose of the keys is worth to a query; in the loop it is filled up to whole vectors.
         extra: what is added to the scores; its rows are output poses, or pairs of an output and a query pose where all
             query poses contribute, and its poses those of the keys, or one.
@@ -51,7 +52,7 @@ class Arguments(NamedTuple):
     reads: Annotated[Tensor | None, Array("heads, groups * group_queries, query_poses, num_features", gradient="void")]
     features: Annotated[
         Tensor | None,
-        Array("feature_heads, num_poses, num_features, groups, group_queries, group_keys", gradient="void"),
+        Array("feature_heads, num_poses, num_features, feature_groups, group_queries, group_keys", gradient="void"),
     ]
     pose: Annotated[Tensor | None, Array("pose_heads, num_poses, channels, padded_key_poses", gradient="void")]
     extra: Annotated[
@@ -143,8 +144,9 @@ def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
 def _backward_pass(
     call: Arguments, grad: Tensor, _: Tensor | None, sums: Tensor, needed: list[bool]
 ) -> list[Tensor | None]:
-    # Every number of these is written, where nothing fills up.
-    whole = () if call.padded else ("features", "extra")
+    # Every number of these is written, where nothing fills up, and those of shared features are added to.
+    shared = call.features is not None and call.features.shape[3] < len(call.keys)
+    whole = () if call.padded else ("extra",) if shared else ("features", "extra")
     grads = [
         None if not need or t is None else torch.empty_like(t) if name in whole else torch.zeros_like(t)
         for name, t, need in zip(_LEAVES, (getattr(call, name) for name in _LEAVES), needed, strict=True)
@@ -271,10 +273,12 @@ def exported(call: PointCall) -> Tensor:
 class _CompiledChunks(Chunks):
     """The attention of one call, chunk by chunk, by the compiled loop."""
 
+    keep = (torch.ops.escnn_attention.points.default,)
+
     def combine(self, terms: PairScores, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
         """The output of a chunk, of the terms of its scores."""
-        summed = self.call.query == "all"
         query_poses = self.call.q.shape[3]
+        summed = self.call.query == "all" and query_poses > 1
         pose, extra, features, reads = None, terms.extra, terms.features, terms.reads
         if features is not None and reads is not None and features.shape[5] > 1:
             # Functions of the poses of the keys, too: the loop gets what they are worth.

@@ -12,9 +12,10 @@ and key: what all poses of a key share is added to stretches of keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -161,7 +162,14 @@ class Chunks:
     Args:
         call: the attention.
         measure: ``(N', P or 1)``, the logarithm of the measure of the keys, or None.
+
+    Attributes:
+        shares: whether groups with the same relations to their keys may share functions of them.
+        keep: the operators whose outputs the backward pass does not compute again.
     """
+
+    shares = True
+    keep: Sequence[Any] = ()
 
     def __init__(self, call: PointCall, measure: Tensor | None):
         self.call, self.measure = call, measure
@@ -170,12 +178,13 @@ class Chunks:
 
     def attend(self, some: Chunk, q: Tensor, k: Tensor, v: Tensor, asking: Tensor, asked: Tensor) -> Tensor:
         """The output of the queries of a chunk, ``(G · A, M, H, C)``, of queries and keys at coordinates."""
-        weights, bias = self.weights, self.call.bias
-        queries = RowsOf(some.queries, self.call.query_points.number if some.padded else None, some.first)
-        keys = self.keys(some)
+        weights, bias, some = self.weights, self.call.bias, some.whole()
+        queries, keys = self.rows(some)
         seen = q.new_zeros(0)
         if self.call.values is not None or not bias.adds_nothing:
-            seen = bias.tables.relate(queries(asking).unsqueeze(2), keys(asked).unsqueeze(1))
+            firsts = (queries, keys) if some.repeats == 1 else self.rows(some.firsts())
+            seen = bias.tables.relate(firsts[0](asking).unsqueeze(2), firsts[1](asked).unsqueeze(1))
+            seen = seen if self.call.values is None else seen.repeat_interleave(some.repeats, 0)
         of_queries = queries(q).permute(0, 2, 3, 1, 4).unsqueeze(weights.own_axis)  # G, M, J, A, C, and an axis more
         terms = self.terms(of_queries, lambda: weights.near(keys(k)), seen, some.queries is some.keys)
         return self.combine(with_pairs(terms, self.call, some), k, v, some, seen)
@@ -188,6 +197,11 @@ class Chunks:
     def terms(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         """The terms of the scores of a chunk: see :meth:`escnn_attention.functional.points.call.PairBias.scores`."""
         return self.call.bias.scores(q, keys, seen, mutual)
+
+    def rows(self, some: Chunk) -> tuple[RowsOf, RowsOf]:
+        """Functions that take the rows of the queries and of the keys of a chunk from tensors."""
+        number = self.call.query_points.number if some.padded else None
+        return RowsOf(some.queries, number, some.first), self.keys(some)
 
     def keys(self, some: Chunk) -> RowsOf:
         """A function that takes the rows of the keys of a chunk from tensors."""
@@ -211,16 +225,18 @@ def attend_in_chunks(call: PointCall, kind: type[Chunks], fastest: int, copies: 
         copies: how many tensors as large are held at once, at least.
     """
     # A score, its exponential, its probability, and the gradient.
-    width = _width(call)
+    width, points, keys = _width(call), call.query_points, call.key_points
+    seen = points.shared(keys) if kind.shares and not call.bias.adds_nothing else points.neighbours(keys)
     # The backward pass of every chunk makes a gradient of all keys.
-    pairs = _pairs(call, kind, max(fastest, call.k.numel()) // width, max(copies, width))
-    chunks = call.query_points.neighbours(call.key_points).chunks(pairs)
+    pairs = _pairs(call, kind, max(fastest, call.k.numel()) // width, max(copies, width), seen.repeats)
+    chunks = seen.chunks(pairs)
     tensors, measure = _vectors(call, any(map(attrgetter("padded"), chunks)))
     rule, shape = kind(call, measure), _shape(call)
     if not chunks:
         return call.v.new_zeros(shape).transpose(0, 1).unsqueeze(1)
     if torch.is_grad_enabled() and len(chunks) > 1:
-        out = [recompute(rule.attend, some, *tensors, draws=call.dropout > 0) for some in chunks]
+        draws, keep = call.dropout > 0, kind.keep
+        out = [recompute(rule.attend, some, *tensors, draws=draws, keep=keep) for some in chunks]
     else:
         out = [rule.attend(some, *tensors) for some in chunks]
     return in_place(out, chunks, shape).to(call.v.dtype).transpose(0, 1).unsqueeze(1)
@@ -266,15 +282,19 @@ def _width(call: PointCall) -> int:
     return max(4, call.bias.width(mutual), 1 if call.values is None else call.values.features)
 
 
-def _pairs(call: PointCall, kind: type[Chunks], fastest: int, copies: int) -> int:
-    """How many pairs of points there are in a chunk of at most so many scores, as many copies of which are held."""
+def _pairs(call: PointCall, kind: type[Chunks], fastest: int, copies: int, repeats: int = 1) -> int:
+    """How many pairs of points there are in a chunk of at most so many scores, as many copies of which are held.
+
+    Functions of the location are held once for so many points that repeat the same.
+    """
     heads, _, _, poses, _ = call.q.shape
     query_poses, key_poses = (1 if call.query == "own" else poses), (1 if call.keys == "own" else call.k.shape[3])
     size = call.q.element_size()
     pairs = chunk_size(fastest, size, copies=copies) // (heads * call.bias.num_poses * query_poses * key_poses)
     if num_features := kind.num_features(call):
         features = _FEATURES_PER_CHUNK if call.q.device.type == "cpu" else _NUMBERS_PER_WIDE_CHUNK
-        pairs = min(pairs, chunk_size(features, size, copies=copies) // (call.bias.num_poses * num_features))
+        distinct = chunk_size(features, size, copies=copies) // (call.bias.num_poses * num_features)
+        pairs = min(pairs, distinct * repeats)
     return max(1, pairs)
 
 

@@ -128,6 +128,8 @@ _LEAVES = 9
 class _Edges(Chunks):
     """The attention of one call, chunk by chunk, by the kernels."""
 
+    shares = False
+
     @staticmethod
     def num_features(call: PointCall) -> int:
         """How many numbers are held of every pair and output pose: of functions that are made here, their arguments.

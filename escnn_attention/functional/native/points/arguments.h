@@ -11,7 +11,7 @@ extern "C" struct Arguments {
     const void* k;  // (heads, points, key_poses, channels), or null
     const void* v;  // (heads, points, key_poses, channels)
     const void* reads;  // (heads, groups * group_queries, query_poses, num_features), or null
-    const void* features;  // (feature_heads, num_poses, num_features, groups, group_queries, group_keys), or null
+    const void* features;  // (feature_heads, num_poses, num_features, feature_groups, group_queries, group_keys), or null
     const void* pose;  // (pose_heads, num_poses, channels, padded_key_poses), or null
     const void* extra;  // (heads, rows of scores, extra_poses, groups, group_queries, group_keys), or null
     const void* factors;  // (heads, groups, group_queries, group_keys), or null
@@ -46,6 +46,7 @@ extern "C" struct Arguments {
     int64_t group_keys;
     int64_t num_features;
     int64_t feature_heads;
+    int64_t feature_groups;
     int64_t pose_heads;
     int64_t padded_key_poses;
     int64_t extra_poses;

@@ -17,14 +17,16 @@ namespace {
 template <class T> bool run(const Arguments& call) {
     const Layout<T> layout(call);
     const int64_t tasks = call.groups * layout.group_tasks;
+    // Groups that share features add to the same gradients, one after the other.
+    const int64_t step = call.grad_features ? layout.repeats * layout.group_tasks : 1, steps = tasks / step;
     // Parts of the tasks have gradients of the tables of poses of their own, which are added in order.
-    const int64_t parts = std::min<int64_t>(tasks, call.grad_pose ? 32 : 256);
+    const int64_t parts = std::min<int64_t>(steps, call.grad_pose ? 32 : 256);
     const int64_t size =
         call.grad_pose ? call.pose_heads * call.num_poses * call.channels * call.padded_key_poses : 0;
     std::vector<T> grad_tables(parts * size);
     const auto make = [&] { return QueryPass<T>(layout); };
     bool done = share(parts, call.threads, make, [&](QueryPass<T>& pass, int64_t part) {
-        for (int64_t task = part * tasks / parts; task < (part + 1) * tasks / parts; task++)
+        for (int64_t task = part * steps / parts * step; task < (part + 1) * steps / parts * step; task++)
             pass.work(task, grad_tables.data() + part * size);
     });
     for (int64_t i = 0; i < parts * size; i++) as<T>(call.grad_pose)[i % size] += grad_tables[i];

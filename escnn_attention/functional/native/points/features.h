@@ -84,9 +84,9 @@ template <class T> struct FeatureScores {
     }
     // Whole vectors can be read from a table: the last of all is copied.
     Table find_table(const Task<T>& task, int64_t head, int64_t slot, int64_t pose) {
-        const int64_t stride = layout.num_queries * call.group_keys, features = call.num_features;
+        const int64_t stride = layout.features_stride(), features = call.num_features;
         const int64_t first = (head * call.num_poses + pose) * features;
-        const int64_t offset = first * stride + task.query(slot, 0) * call.group_keys;
+        const int64_t offset = first * stride + layout.features_offset(task.group, task.members[slot]);
         const T* start = as<T>(call.features) + offset;
         const int64_t size = call.feature_heads * call.num_poses * features * stride;
         if (offset + (features - 1) * stride + layout.padded_keys <= size) return {start, stride, offset};
@@ -137,7 +137,7 @@ template <class T> struct FeatureScores {
             for (int64_t b = 0; b < std::min<int64_t>(4, call.num_features - first); b++)
                 block[i].grad_reads[first + b] += total[i * 4 + b];
     }
-    // The gradients of four features at a vector of keys, which has all readers.
+    // The gradients of four features at a vector of keys, which has all readers. Those of several groups are added.
     void write_features(const Task<T>& task, const Table& table, int64_t first, int64_t key) const {
         W y[4] = {};
         int64_t feature[4];
@@ -146,13 +146,13 @@ template <class T> struct FeatureScores {
             const W grad = load(reader.row + key);
             for (int b = 0; b < 4; b++) y[b] += reader.reads[feature[b]] * grad;
         }
-        const int64_t stride = layout.num_queries * call.group_keys;
-        T* to = as<T>(call.grad_features) + table.offset + first * stride + key;
-        for (int64_t b = 0; b < std::min<int64_t>(4, call.num_features - first); b++, to += stride) {
+        const bool adds = layout.repeats > 1;
+        T* to = as<T>(call.grad_features) + table.offset + first * layout.features_stride() + key;
+        for (int64_t b = 0; b < std::min<int64_t>(4, call.num_features - first); b++, to += layout.features_stride()) {
             if (key + width <= task.num_keys)
-                store(to, y[b]);
+                store(to, adds ? load(to) + y[b] : y[b]);
             else
-                for (int64_t i = 0; i < task.num_keys - key; i++) to[i] = y[b][i];
+                for (int64_t i = 0; i < task.num_keys - key; i++) to[i] = adds ? to[i] + y[b][i] : y[b][i];
         }
     }
 

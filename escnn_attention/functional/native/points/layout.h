@@ -18,7 +18,7 @@ struct ScoreRow {
     int64_t slot;              // of the queries that are taken at once
     int64_t pose, query_pose;  // where query poses are not summed over, the second is that of the output
     int64_t index;             // of the S rows of scores of the query
-    int64_t grad_index;        // of its rows of gradients of scores, summed over output poses if query poses are
+    int64_t grad_index;        // of its rows of gradients of scores, summed over output poses that share them
 };
 
 constexpr int64_t FEWEST_GROUPS = 8;                   // to be shared among threads, whatever their number
@@ -36,7 +36,9 @@ template <class T> struct Layout {
               key_numbers(call.key_poses * call.channels),
               summed_poses(call.sum_query_poses ? call.query_poses : 1),
               score_rows(call.num_poses * summed_poses),
-              grad_rows(call.sum_query_poses ? call.query_poses : call.num_poses),
+              shared_query(!call.sum_query_poses && call.query_poses == 1 && call.num_poses > 1),
+              grad_rows(call.sum_query_poses || shared_query ? call.query_poses : call.num_poses),
+              repeats(call.features ? call.groups / call.feature_groups : 1),
               padded_keys((call.group_keys + width - 1) / width * width),
               row_stride(((call.key_poses * call.group_keys + line - 1) / line + 1) * line),
               group_by_group(call.exclusive_keys && call.groups >= FEWEST_GROUPS && group_size() <= CACHED_NUMBERS),
@@ -67,6 +69,11 @@ template <class T> struct Layout {
         const int64_t table = (head * score_rows + row.index) * call.extra_poses * call.groups + group;
         return (table * call.group_queries + row.member) * call.group_keys;
     }
+    // Of the features of a query, in those of one function: groups that follow each other share them.
+    int64_t features_offset(int64_t group, int64_t member) const {
+        return (group / repeats * call.group_queries + member) * call.group_keys;
+    }
+    int64_t features_stride() const { return call.feature_groups * call.group_queries * call.group_keys; }
     // Of numbers of a group, a query and a key.
     int64_t pairs_offset(int64_t group, int64_t member) const {
         return (group * call.group_queries + member) * call.group_keys;
@@ -77,7 +84,10 @@ template <class T> struct Layout {
     const Arguments& call;
     const int64_t num_queries, key_numbers;  // G * A, P * C
     const int64_t summed_poses;              // query poses that contribute to an output pose
-    const int64_t score_rows, grad_rows;     // of a query: rows of scores, and of gradients of them
+    const int64_t score_rows;                // of a query
+    const bool shared_query;                 // whether all output poses of a query share its products with keys
+    const int64_t grad_rows;                 // of a query: rows of gradients of scores
+    const int64_t repeats;                   // groups, one after the other, that have the same features
     const int64_t padded_keys;               // K in whole vectors
     const int64_t row_stride;  // of a row of scores: one vector more, since that at the end of a pose reaches beyond it
     // Whether the keys of a group get their gradients right after its queries: no two groups have keys in common, there

@@ -41,6 +41,7 @@ template <class T> struct QueryPass {
             const int64_t first = task.head * call.points * layout.key_numbers;
             if (call.q) pack(task, as<T>(call.k) + first, keys);
             pack(task, as<T>(call.v) + first, values);
+            scores.begin();
             call.grad ? backward(grad_tables) : forward();
             if (call.grad && layout.group_by_group)
                 key_pass.work(task.head, task.group, group_weights[0], group_grad_scores[0]);
@@ -96,8 +97,9 @@ template <class T> struct QueryPass {
     }
 
     void backward(T* grad_tables) {
-        if (!call.sum_query_poses)
-            return task.each_own([&](auto number, const ScoreRow* rows) {
+        const auto find_queries = [&](auto number, const ScoreRow* rows) { add_to_queries<number>(rows); };
+        if (!call.sum_query_poses) {
+            task.each_own([&](auto number, const ScoreRow* rows) {
                 constexpr int R = number;
                 find_grad_weights<R>(rows);
                 const T *of_factored[R], *grad_weights[R];
@@ -106,8 +108,11 @@ template <class T> struct QueryPass {
                     grad_weights[i] = without_factors(rows[i], i);
                 }
                 differentiate<R>(rows, of_factored, grad_weights, grad_tables);
-                if (call.grad_q) add_to_queries<R>(rows);
+                if (call.grad_q && !layout.shared_query) find_queries(number, rows);
             });
+            if (call.grad_q && layout.shared_query) task.each_query(find_queries);
+            return;
+        }
         for (int64_t slot = 0; slot < int64_t(task.members.size()); slot++) {
             for (int64_t pose = 0; pose < call.num_poses; pose++) {
                 const ScoreRow row = task.row(slot, pose, 0);
@@ -119,8 +124,7 @@ template <class T> struct QueryPass {
                     differentiate<number>(rows, of_factored, grad_weights, grad_tables);
                 });
             }
-            if (call.grad_q)
-                task.each_query_pose(slot, 0, [&](auto number, const ScoreRow* rows) { add_to_queries<number>(rows); });
+            if (call.grad_q) task.each_query_pose(slot, 0, find_queries);
         }
     }
     // The gradients of weights, of outputs of their own: products with the values.
@@ -149,7 +153,8 @@ template <class T> struct QueryPass {
             if (call.grad_factors) factors.backward(task, rows[i], weight_rows[i], of_factored[i]);
             if (call.factors) factors.multiply(task, rows[i], weight_rows[i], weight_rows[i]);
             put(weight_rows[i], weights_of(rows[i]), call.sum_query_poses && rows[i].query_pose > 0);
-            put(score_rows[i], grad_scores_of(rows[i]), call.sum_query_poses && rows[i].pose > 0);
+            const bool adds = (call.sum_query_poses || layout.shared_query) && rows[i].pose > 0;
+            put(score_rows[i], grad_scores_of(rows[i]), adds);
         }
     }
     // The first of a sum is copied, and others are added.

@@ -18,22 +18,32 @@ template <class T> struct Scores {
               layout(layout),
               call(layout.call),
               poses(layout),
+              has_biases(call.features || call.pose || call.extra),
               biases(GROUP, layout.row_stride),
+              shared(layout.shared_query ? 1 : 0, layout.row_stride),
               by_pose(GROUP, call.padded_key_poses + width) {}
 
     // Rows (R, padded) with keys (C, padded), each with a row of numbers that is added to it, or null.
     template <int R> void forward(const Task<T>& task, const ScoreRow* rows, const Rows<T>& keys,
-                                  const T* const* added, const Rows<T>& to) const {
+                                  const T* const* added, const Rows<T>& to) {
         const T *start[R], *query[R];
         for (int i = 0; i < R; i++) {
             start[i] = added[i] ? added[i] : zeros.data;
             query[i] = call.q ? as<T>(call.q) + layout.query_offset(rows[i]) : nullptr;
-            if (!call.features && !call.pose && !call.extra) continue;
-            add_biases(task, rows[i], added[i], biases[i]);
+            if (call.q && layout.shared_query) {
+                // Output poses of a query follow each other.
+                if (shared_by != rows[i].query) matmul<T, 1>(query + i, call.channels, keys, start + i, task.padded, shared);
+                shared_by = rows[i].query;
+                start[i] = shared[0];
+            }
+            if (!has_biases) continue;
+            add_biases(task, rows[i], start[i], biases[i]);
             start[i] = biases[i];
         }
-        matmul<T, R>(query, call.q ? call.channels : 0, keys, start, task.padded, to);
+        matmul<T, R>(query, call.q && !layout.shared_query ? call.channels : 0, keys, start, task.padded, to);
     }
+    // Other keys follow, or other numbers are added.
+    void begin() { shared_by = -1; }
 
     // From gradients of rows to those of all that is added to the products with keys; those of tables of poses are
     // added to `grad_tables`, and those of features wait until all rows have theirs.
@@ -73,8 +83,7 @@ template <class T> struct Scores {
                 store(to + pose * num_keys + key, y);
             }
         std::fill(to + task.length, to + task.padded, T(0));
-        if (added)
-            for (int64_t at = 0; at < task.padded; at += width) store(to + at, load(to + at) + load(added + at));
+        for (int64_t at = 0; at < task.padded; at += width) store(to + at, load(to + at) + load(added + at));
     }
 
     void write_extra(const Task<T>& task, const ScoreRow& row, const T* grad) const {
@@ -119,7 +128,9 @@ template <class T> struct Scores {
     const Layout<T>& layout;
     const Arguments& call;
     const PoseTable<T> poses;
-    const Rows<T> biases, by_pose;
+    const bool has_biases;
+    const Rows<T> biases, shared, by_pose;
+    int64_t shared_by = -1;  // the query whose products with keys are `shared`
 };
 
 }  // namespace

@@ -34,7 +34,7 @@ template <class T> struct Task {
     }
     ScoreRow row(int64_t slot, int64_t pose, int64_t query_pose) const {
         const int64_t index = call.sum_query_poses ? pose * call.query_poses + query_pose : pose;
-        const int64_t grad_index = call.sum_query_poses ? query_pose : pose;
+        const int64_t grad_index = call.sum_query_poses || layout.shared_query ? query_pose : pose;
         return {query(slot, head), members[slot], slot, pose, query_pose, index, grad_index};
     }
 
@@ -48,6 +48,16 @@ template <class T> struct Task {
                     const int64_t slot = (first + i) / call.num_poses, pose = (first + i) % call.num_poses;
                     block[i] = row(slot, pose, layout.own_query_pose(pose));
                 }
+                f(number, block);
+            });
+    }
+    // Calls f(number, rows) for the single query pose of all queries, several at a time.
+    template <class F> void each_query(F f) const {
+        const int64_t queries = members.size();
+        for (int64_t first = 0; first < queries; first += GROUP)
+            dispatch(std::min<int64_t>(GROUP, queries - first), [&](auto number) {
+                ScoreRow block[number];
+                for (int i = 0; i < number; i++) block[i] = row(first + i, 0, 0);
                 f(number, block);
             });
     }
