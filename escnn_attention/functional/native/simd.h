@@ -159,15 +159,15 @@ template <int MOST = 4, class F> void dispatch(int64_t n, F f) {
     if constexpr (MOST > 1) dispatch<MOST - 1>(n, f);
 }
 
-// As many vectors as they have lanes, in place.
-template <class T, int S = 1> inline void transpose(V<T>* x) {
-    if constexpr (S < WIDTH<T>) {
-        for (int i = 0; i < WIDTH<T>; i++)
+// N vectors, a power of two, in place: blocks of N lanes become their transposes.
+template <class T, int N = WIDTH<T>, int S = 1> inline void transpose(V<T>* x) {
+    if constexpr (S < N) {
+        for (int i = 0; i < N; i++)
             if (!(i & S)) {
                 const V<T> a = x[i], b = x[i + S];
                 x[i] = blocks<T, S>(a, b, false), x[i + S] = blocks<T, S>(a, b, true);
             }
-        transpose<T, 2 * S>(x);
+        transpose<T, N, 2 * S>(x);
     }
 }
 

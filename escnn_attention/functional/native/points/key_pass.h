@@ -78,7 +78,11 @@ template <class T> struct KeyPass {
         });
         add_sums<B>(sums, total, some);
         to += tile.head * call.points * layout.key_numbers + tile.first;
-        for (int b = 0; b < B; b++) add_to_keys(total[b], keys + key + b * width, num_keys - key - b * width, to, some);
+        for (int b = 0; b < B; b++) {
+            const int64_t at = key + b * width;
+            some > width / 2 ? add_to_keys<width>(total[b], keys + at, num_keys - at, to, some)
+                             : add_to_keys<width / 2>(total[b], keys + at, num_keys - at, to, some);
+        }
     }
 
     // Adds to the total what starts from zero again.
@@ -117,14 +121,17 @@ template <class T> struct KeyPass {
                 }
         }
     }
-    void add_to_keys(W* sums, const int64_t* keys, int64_t number, T* to, int64_t some) const {
-        transpose<T>(sums);
+    // Adds N numbers, of which there are some, to each of so many keys.
+    template <int N> void add_to_keys(W* sums, const int64_t* keys, int64_t number, T* to, int64_t some) const {
+        transpose<T, N>(sums);
         for (int64_t i = 0; i < std::min<int64_t>(width, number); i++) {
-            T* row = to + keys[i] * layout.key_numbers;
-            if (some == width)
-                store(row, load(row) + sums[i]);
+            T of_key[width];
+            store(of_key, sums[i % N]);
+            T *row = to + keys[i] * layout.key_numbers, *sum = of_key + i / N * N;
+            if (some == N)
+                for (int entry = 0; entry < N; entry++) row[entry] += sum[entry];
             else
-                for (int64_t entry = 0; entry < some; entry++) row[entry] += sums[i][entry];
+                for (int64_t entry = 0; entry < some; entry++) row[entry] += sum[entry];
         }
     }
 

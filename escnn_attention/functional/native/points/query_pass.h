@@ -38,9 +38,8 @@ template <class T> struct QueryPass {
         normalization.begin(task);
         if (call.features) scores.features.forward(task);
         for (task.head = 0; task.head < call.heads; task.head++) {
-            const int64_t first = task.head * call.points * layout.key_numbers;
-            if (call.q) pack(task, as<T>(call.k) + first, keys);
-            pack(task, as<T>(call.v) + first, values);
+            if (call.q) pack(task, as<T>(call.k), keys);
+            pack(task, as<T>(call.v), values);
             scores.begin();
             call.grad ? backward(grad_tables) : forward();
             if (call.grad && layout.group_by_group)
