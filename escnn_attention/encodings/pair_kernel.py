@@ -21,7 +21,15 @@ from escnn_attention.encodings.base import Needs
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.points.call import Halves, PairBias, PairScores, PairTables, in_rows, products, repeats_of
+from escnn_attention.functional.points.call import (
+    Halves,
+    PairBias,
+    PairScores,
+    PairTables,
+    in_rows,
+    products,
+    repeats_of,
+)
 from escnn_attention.functional.points.pair_mlp import pair_mlp
 from escnn_attention.functional.tables import select_rows
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,17 +24,14 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from escnn_attention.geometry.cache import constant_tables, in_graph, kept
 
-if TYPE_CHECKING:
-    from escnn_attention.geometry.turns import Turns
-
 
 class Chunk(NamedTuple):
     """Groups of queries ``(G, A)`` that see the same keys ``(G, K)``; -1 fills up, where a chunk is ``padded``.
 
     ``queries`` is ``keys`` itself where all points of a group see each other. ``first``: queries and keys are all
     points from this one on, row by row. ``edges`` ``(G, K)`` are the numbers of the edges from the keys, of numbered
-    lists. ``repeats`` groups, one after the other, have the same relations to their keys, of which ``keys`` are those
-    of the first, where there are ``turns``.
+    lists. ``repeats`` groups, one after the other, have the same relations to their keys. Where there is ``keys_of``,
+    ``keys`` are those of the first of them, and this function makes those of all, by their queries.
     """
 
     queries: Tensor
@@ -43,14 +40,14 @@ class Chunk(NamedTuple):
     first: int | None = None
     edges: Tensor | None = None
     repeats: int = 1
-    turns: Turns | None = None
+    keys_of: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def whole(self) -> Chunk:
         """The chunk with the keys of all groups."""
-        if self.turns is None:
+        if self.keys_of is None:
             return self
-        keys = self.turns.keys_of(self.queries.view(-1, self.repeats), self.keys)
-        return self._replace(keys=keys.flatten(0, 1), turns=None)
+        keys = self.keys_of(self.queries.view(-1, self.repeats), self.keys)
+        return self._replace(keys=keys.flatten(0, 1), keys_of=None)
 
     def firsts(self) -> Chunk:
         """Of groups that have the same relations the first one."""
@@ -58,9 +55,7 @@ class Chunk(NamedTuple):
 
 
 class Neighbours(ABC):
-    """Which points each point sees; at most ``repeats`` of them have the same relations to their neighbours."""
-
-    repeats = 1
+    """Which points each point sees."""
 
     def chunks(self, limit: int) -> list[Chunk]:
         """Chunks of all queries that see anything, each once, of at most so many pairs, or of one query."""

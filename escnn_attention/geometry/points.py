@@ -23,7 +23,12 @@ class Points:
         edge_index: ``(2, E)``, from keys to queries; None for those of the rule.
         batch: ``(N,)``, the number of the cloud of each point; None for a single cloud.
         edge_attr: features of edges ``(E, F)``, or of all pairs of points of clouds, ``(B, n, n, F)``; None without.
+
+    Attributes:
+        repeats: how many points are known to have the same relations to their neighbours.
     """
+
+    repeats = 1
 
     def __init__(
         self,

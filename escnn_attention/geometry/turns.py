@@ -79,7 +79,7 @@ class _Rings(Points):
 
     def __init__(self, turns: Turns, coordinates: Tensor, coords: Tensor, batch: Tensor | None, *arguments: Any):
         super().__init__(coordinates, coords, None, batch, *arguments)
-        self._turns = turns
+        self._turns, self.repeats = turns, turns.images * turns.number
 
     def neighbours(self, keys: Points) -> Neighbours:
         return super().neighbours(keys) if self.whole else kept(_EachTurned, self._rule, self._places, self._turns)
@@ -94,18 +94,18 @@ class _Turned(Neighbours):
     def __init__(self, rule: Neighbourhood, coords: Tensor, turns: Turns):
         x = numbers_of("coords", coords)[: turns.rings * turns.number]
         self._turns, self._of_first = turns, rule.between(x[:: turns.number], None, x, None)
-        self.repeats = turns.images * turns.number
+        self._repeats = turns.images * turns.number
 
     def _chunks(self, limit: int) -> list[Chunk]:
         out: list[Chunk] = []
-        points = torch.arange(self._turns.rings * self.repeats).view(self._turns)
-        for some in self._of_first.chunks(max(1, limit // self.repeats)):
+        points = torch.arange(self._turns.rings * self._repeats).view(self._turns)
+        for some in self._of_first.chunks(max(1, limit // self._repeats)):
             rings = some.queries.flatten()
             queries, keys = points[:, rings].transpose(0, 1).flatten(1), some.keys.expand(len(rings), -1)
             # All points of a ring may be too many at once.
-            most = self.repeats if len(rings) > 1 else max(1, limit // keys.shape[1])
+            most = self._repeats if len(rings) > 1 else max(1, limit // keys.shape[1])
             out += [
-                Chunk(part.reshape(-1, 1), keys, some.padded, repeats=part.shape[1], turns=self._turns)
+                Chunk(part.reshape(-1, 1), keys, some.padded, repeats=part.shape[1], keys_of=self._turns.keys_of)
                 for part in queries.split(most, dim=1)
             ]
         return out

@@ -13,7 +13,7 @@ from escnn_attention.geometry.neighbours import Lists, Nearest, Neighbourhood, N
 def listed(neighbours: Neighbours, number: int, limit: int = 2**40) -> list[set[int]]:
     """The keys of every point, from chunks in which each query occurs once at most, and no key twice."""
     rows: dict[int, set[int]] = {}
-    for queries, keys, padded, first, _ in neighbours.chunks(limit):
+    for queries, keys, padded, first, *_ in neighbours.chunks(limit):
         if first is not None:
             assert queries is keys
             assert queries.flatten().tolist() == [*range(first, first + queries.numel())]

@@ -146,6 +146,60 @@ def test_a_field_and_its_grid():
     assert (outs[1] - outs[0]).abs().max() > 1e-3  # Without them the poles weigh too much.
 
 
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("backend", ["auto", "neighbours"])
+@pytest.mark.parametrize("lifts", [True, False])
+@pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", PairKernel(hidden=4), "none"])
+@pytest.mark.parametrize(
+    ("grid", "images"),
+    [
+        (SphereGrid(4), 1),
+        (SphereGrid(4, 5), 2),
+        (SphereGrid(3, 6, "Gauss-Legendre"), 2),
+        (SphereGrid(5, 6, "Clenshaw-Curtis"), 1),
+    ],
+)
+@pytest.mark.parametrize("rule", [{"radius": 1.1}, {}])
+def test_grids_share_relations(rule, grid, images, encoding, lifts, backend, monkeypatch):
+    """Values and gradients are those of the same points whose rings nobody knows."""
+    in_type = scalars(ROTATIONS) if lifts else mixed(ROTATIONS)
+    out_type = scalars(ROTATIONS, 2) + FieldType(ROTATIONS, [irrep(ROTATIONS, 1)])
+    options = {"num_heads": 2, "head_fields": 8, "samples": 3, "encoding": encoding, **rule}
+    layer = SphereSelfAttention(in_type, out_type, **options).double()
+    layer.plain.backend = backend
+    image = torch.randn(images, in_type.size, *grid.shape, dtype=torch.float64, requires_grad=True)
+    weights = [image, *layer.parameters()]
+
+    def outcomes(coords) -> list[torch.Tensor]:
+        x, batch, measure = grid.points(image, in_type)
+        y = layer(GeometricTensor(x.tensor, in_type, coords(x.coords)), batch=batch, measure=measure).tensor
+        return [y, *torch.autograd.grad(y.sin().sum(), weights, allow_unused=True, materialize_grads=True)]
+
+    for a, b in zip(outcomes(lambda x: x), outcomes(torch.clone), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_relations_are_those_of_one_point_of_a_ring(monkeypatch):
+    in_type, grid, seen = scalars(ROTATIONS), SphereGrid(4, 6), []
+    layer = SphereSelfAttention(in_type, in_type, encoding="mlp")
+    features = MLPEncoding.features
+    monkeypatch.setattr(MLPEncoding, "features", lambda self, x: seen.append(x.shape[2]) or features(self, x))
+    x, batch, measure = grid.points(torch.randn(2, 2, 4, 6), in_type)
+    layer(x, batch=batch, measure=measure)
+    assert sum(seen) == 4 * 24
+    seen.clear()
+    # Gradients of coordinates are those of all points; another batch, and other coordinates, may lie in any way.
+    moved = x.coords.clone().requires_grad_()
+    others = [(moved, batch), (x.coords, batch.clone()), (x.coords.clone(), batch)]
+    for coords, of_images in others:
+        layer(GeometricTensor(x.tensor, in_type, coords), batch=of_images, measure=measure)
+    assert sum(seen) == 3 * 2 * 24 * 24
+    seen.clear()
+    x.coords.mul_(1.0)
+    layer(x, batch=batch, measure=measure)
+    assert sum(seen) == 2 * 24 * 24
+
+
 def test_edges_masks_and_export():
     torch.manual_seed(5)
     in_type = mixed(ROTATIONS)

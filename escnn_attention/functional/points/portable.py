@@ -178,12 +178,17 @@ class Chunks:
 
     def attend(self, some: Chunk, q: Tensor, k: Tensor, v: Tensor, asking: Tensor, asked: Tensor) -> Tensor:
         """The output of the queries of a chunk, ``(G · A, M, H, C)``, of queries and keys at coordinates."""
-        weights, bias, some = self.weights, self.call.bias, some.whole()
-        queries, keys = self.rows(some)
+        weights, bias = self.weights, self.call.bias
+        some = some if some.keys_of is None else some.whole()
+        queries = RowsOf(some.queries, self.call.query_points.number if some.padded else None, some.first)
+        keys = self.keys(some)
         seen = q.new_zeros(0)
         if self.call.values is not None or not bias.adds_nothing:
-            firsts = (queries, keys) if some.repeats == 1 else self.rows(some.firsts())
-            seen = bias.tables.relate(firsts[0](asking).unsqueeze(2), firsts[1](asked).unsqueeze(1))
+            first, of_first = queries, keys
+            if some.repeats > 1:
+                few = some.firsts()
+                first, of_first = RowsOf(few.queries, None, None), self.keys(few)
+            seen = bias.tables.relate(first(asking).unsqueeze(2), of_first(asked).unsqueeze(1))
             seen = seen if self.call.values is None else seen.repeat_interleave(some.repeats, 0)
         of_queries = queries(q).permute(0, 2, 3, 1, 4).unsqueeze(weights.own_axis)  # G, M, J, A, C, and an axis more
         terms = self.terms(of_queries, lambda: weights.near(keys(k)), seen, some.queries is some.keys)
@@ -197,11 +202,6 @@ class Chunks:
     def terms(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         """The terms of the scores of a chunk: see :meth:`escnn_attention.functional.points.call.PairBias.scores`."""
         return self.call.bias.scores(q, keys, seen, mutual)
-
-    def rows(self, some: Chunk) -> tuple[RowsOf, RowsOf]:
-        """Functions that take the rows of the queries and of the keys of a chunk from tensors."""
-        number = self.call.query_points.number if some.padded else None
-        return RowsOf(some.queries, number, some.first), self.keys(some)
 
     def keys(self, some: Chunk) -> RowsOf:
         """A function that takes the rows of the keys of a chunk from tensors."""
@@ -226,10 +226,11 @@ def attend_in_chunks(call: PointCall, kind: type[Chunks], fastest: int, copies: 
     """
     # A score, its exponential, its probability, and the gradient.
     width, points, keys = _width(call), call.query_points, call.key_points
-    seen = points.shared(keys) if kind.shares and not call.bias.adds_nothing else points.neighbours(keys)
+    shares = points.repeats > 1 and kind.shares and not call.bias.adds_nothing
     # The backward pass of every chunk makes a gradient of all keys.
-    pairs = _pairs(call, kind, max(fastest, call.k.numel()) // width, max(copies, width), seen.repeats)
-    chunks = seen.chunks(pairs)
+    fastest, repeats = max(fastest, call.k.numel()) // width, points.repeats if shares else 1
+    pairs = _pairs(call, kind, fastest, max(copies, width), repeats)
+    chunks = (points.shared(keys) if shares else points.neighbours(keys)).chunks(pairs)
     tensors, measure = _vectors(call, any(map(attrgetter("padded"), chunks)))
     rule, shape = kind(call, measure), _shape(call)
     if not chunks:

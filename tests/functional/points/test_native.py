@@ -45,8 +45,12 @@ def case(
     shared_pose: bool = False,
     extra_poses: int | None = None,
     functions: int = 5,
+    repeats: int = 1,
 ) -> Arguments:
-    """Groups of so many keys and queries, filled up to the largest, of which no two have keys in common."""
+    """Groups of so many keys and queries, filled up to the largest, of which no two have keys in common.
+
+    So many groups that follow each other have the same features.
+    """
     number, most = max(groups), max(queries)
     order, place = torch.randperm(sum(groups)), 0
     keys, asking = torch.full((len(groups), number), -1), torch.full((len(groups), most), -1)
@@ -61,7 +65,7 @@ def case(
         k=draw(heads, len(order), key_poses, channels) if "q" in terms else None,
         v=draw(heads, len(order), key_poses, channels),
         reads=draw(heads, rows, query_poses, functions) if location else None,
-        features=draw(heads if own_features else 1, num_poses, functions, len(groups), most, number)
+        features=draw(heads if own_features else 1, num_poses, functions, len(groups) // repeats, most, number)
         if location
         else None,
         pose=draw(1 if shared_pose else heads, num_poses, channels, key_poses) if "pose" in terms else None,
@@ -136,7 +140,8 @@ def scores_written_out(call: Arguments, row: int, keys: torch.Tensor) -> torch.T
         table = pose[..., : v.shape[2]].expand(len(v), -1, -1, -1)
         s = s + torch.einsum("mhjc,mhcp->mhjp", of_poses(q[:, row]), table).unsqueeze(-1)
     if reads is not None:
-        table = features[:, :, :, g, a, : len(keys)].expand(len(v), -1, -1, -1)
+        repeats = len(call.keys) // features.shape[3]
+        table = features[:, :, :, g // repeats, a, : len(keys)].expand(len(v), -1, -1, -1)
         s = s + torch.einsum("mhjf,mhfk->mhjk", of_poses(reads[:, row]), table).unsqueeze(-2)
     if extra is not None:
         s = s + extra[:, :, :, g, a, : len(keys)].unflatten(1, size[1:])
@@ -214,6 +219,19 @@ def test_random_shapes(data):
     )
     # A sum over a single query pose is none.
     assert_close(call._replace(sum_query_poses=sum_query_poses and call.query_poses > 1))
+
+
+@pytest.mark.parametrize("own_features", [False, True])
+@pytest.mark.parametrize(
+    ("groups", "queries", "repeats"), [((9, 9, 9, 5, 5, 5), 6 * (1,), 3), (8 * (3,), 8 * (2,), 4), ((7, 7), (3, 3), 2)]
+)
+def test_groups_share_features(groups, queries, repeats, own_features):
+    for modes in ({"query_poses": 1}, {"sum_query_poses": True}):
+        call = case(groups, queries, repeats=repeats, own_features=own_features, **modes)
+        assert_close(call)
+        # What one group sees is not what the next one does.
+        other = call._replace(features=call.features.flip(3))
+        assert call.features.shape[3] == 1 or not torch.allclose(attend(call), attend(other))
 
 
 def test_queries_that_see_nothing_get_nothing():
