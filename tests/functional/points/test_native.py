@@ -234,6 +234,13 @@ def test_groups_share_features(groups, queries, repeats, own_features):
         assert call.features.shape[3] == 1 or not torch.allclose(attend(call), attend(other))
 
 
+@pytest.mark.parametrize("terms", [{"q"}, {"q", "measure"}, {"q", "pose"}, {"q", "factors", "envelope"}])
+@pytest.mark.parametrize("num_poses", [2, 3, 5])
+def test_output_poses_share_the_products_of_their_query(num_poses, terms):
+    """Queries meet in one block of rows, which ends between the poses of another."""
+    assert_close(case((5, 3), (4, 2), num_poses=num_poses, query_poses=1, terms=terms))
+
+
 def test_queries_that_see_nothing_get_nothing():
     call = case((4, 2), (2, 2))
     call.keys[1] = -1

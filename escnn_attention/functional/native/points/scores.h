@@ -36,8 +36,10 @@ template <class T> struct Scores {
                 shared_by = rows[i].query;
                 start[i] = shared[0];
             }
-            if (!has_biases) continue;
-            add_biases(task, rows[i], start[i], biases[i]);
+            if (!has_biases && !layout.shared_query) continue;
+            // The next query of the block takes the place of what is shared.
+            has_biases ? add_biases(task, rows[i], start[i], biases[i])
+                       : void(std::copy_n(start[i], task.padded, biases[i]));
             start[i] = biases[i];
         }
         matmul<T, R>(query, call.q && !layout.shared_query ? call.channels : 0, keys, start, task.padded, to);
