@@ -22,6 +22,7 @@ class Call {
         a.heads = 2, a.groups = 9, a.group_queries = 3, a.group_keys = keys, a.points = a.groups * keys;
         a.num_poses = a.query_poses = 5, a.key_poses = 3, a.channels = 7;
         a.num_features = modes.features ? 6 : 0, a.feature_heads = modes.features ? heads() : 0;
+        a.feature_groups = modes.features ? a.groups : 0;
         a.pose_heads = modes.pose ? heads() : 0, a.padded_key_poses = modes.pose ? line : 0;
         a.extra_poses = !modes.extra ? 0 : modes.shared ? 1 : a.key_poses;
         a.sum_query_poses = modes.sum_query_poses, a.normalize_by_count = modes.normalize_by_count;
