@@ -60,15 +60,15 @@ def _neighbours(
 ):
     """The positions an offset away, the own ones instead of those beyond the grid, and which of them are on it.
 
-    From axis TORUS on, both ends meet.
+    Axes that the grid does not have have a side of 0. From axis TORUS on, both ends meet.
     """
     x2, seen2 = _along(n % n2, SIGN * tl.load(steps + 4 * o + 2), n2, TORUS <= 2)
     other, seen = n + SIGN * tl.load(steps + 4 * o + 3), seen2
     x1, x0 = n * 0, n * 0
-    if n1 > 1:
+    if n1 > 0:
         x1, seen1 = _along(n // n2 % n1, SIGN * tl.load(steps + 4 * o + 1), n1, TORUS <= 1)
         seen = seen & seen1
-    if n0 > 1:
+    if n0 > 0:
         x0, seen0 = _along(n // (n1 * n2), SIGN * tl.load(steps + 4 * o), n0, TORUS <= 0)
         seen = seen & seen0
     if TORUS < 3:

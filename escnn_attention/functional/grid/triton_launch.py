@@ -72,9 +72,12 @@ def gradients_of_terms(of_tables: list[Tensor], call: Arguments, factor: float =
     return terms
 
 
-def grid_constants(call: Arguments) -> dict[str, int]:
-    """The sides of the grid, as three, the number of offsets, and the first axis of a torus, 3 where there is none."""
-    n0, n1, n2 = _sides(tuple(call.shape))
+def grid_constants(call: Arguments, absent: int = 1) -> dict[str, int]:
+    """The sides of the grid, as three, the number of offsets, and the first axis of a torus, 3 where there is none.
+
+    Axes that the grid does not have are sides of ``absent`` positions.
+    """
+    n0, n1, n2 = _sides(tuple(call.shape), absent)
     torus = 3 - len(call.shape) + torus_from(call.window, len(call.shape))
     offsets = len(steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation))
     return {"n0": n0, "n1": n1, "n2": n2, "TORUS": torus, "L": offsets}
@@ -90,6 +93,6 @@ def steps(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilatio
     return torch.cat([offsets, far.unsqueeze(1)], dim=1).to(device, torch.int32)
 
 
-def _sides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _sides(shape: tuple[int, ...], absent: int = 1) -> tuple[int, ...]:
     """The grid with three axes."""
-    return (1,) * (3 - len(shape)) + shape
+    return (absent,) * (3 - len(shape)) + shape

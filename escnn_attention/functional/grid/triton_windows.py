@@ -141,7 +141,7 @@ def _products(call: Arguments, rows: slice, count: int) -> Tensor | None:
 def constants(name: str, call: Arguments, chosen: Program) -> dict[str, float]:
     """The constants that a kernel is compiled for."""
     found = {
-        **grid_constants(call),
+        **grid_constants(call, absent=0),
         **{"N": call.q.shape[2], "J": call.q.shape[3], "H": call.num_poses, "P": call.k.shape[3]},
         **{"T": pairs(call), "K": rows_of_tables(call), "C": call.q.shape[-1], "BN": chosen.positions},
         **{"RJ": chosen.queries, "RH": chosen.outputs, "RP": chosen.keys, "SUM": call.sum_query_poses},

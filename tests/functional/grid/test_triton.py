@@ -71,6 +71,13 @@ def test_agrees_with_the_reference(passes, query, order, key_poses, shape, windo
 
 
 @interpreted
+@pytest.mark.parametrize("shape", [(1, 3), (3, 1), (1, 1, 3), (1,)])
+def test_no_keys_lie_beyond_a_side_of_one_position(passes, shape):
+    arguments = (*case(2, 2, 2, shape, Window(3), {"spatial"}, heads=1, batch=1), "own")
+    assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
+
+
+@interpreted
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("keys", "query"), [("own", "own"), ("own", "all"), ("all", "all")])
 def test_frames_and_lifting_agree_with_the_reference(passes, keys, query):
