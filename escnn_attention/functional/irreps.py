@@ -96,7 +96,7 @@ def from_copies_plainly(
 class Images:
     """Features of images in irreps, ``(m, K, B N)``, and their regular fields, in parts of the groups.
 
-    Maps go image by image and part by part, whose irreps stay in the cache.
+    Maps are computed image by image and part by part, so that the irreps of one stay in the cache.
 
     Args:
         poses: ``(H, H)``, from poses to irreps.

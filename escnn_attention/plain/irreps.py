@@ -393,7 +393,7 @@ class Irreps(ExactBuffers):
 class _Map(torch.autograd.Function):
     """The map and its transpose, with gradients in the layout of their input: of views autograd would copy them.
 
-    Regular fields ``of_images`` are one tensor or more, the parts.
+    ``of_images`` is the number of parts of regular fields with the positions of an image side by side; 0 for others.
     """
 
     @staticmethod
