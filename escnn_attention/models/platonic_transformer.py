@@ -45,8 +45,8 @@ class PlatonicTransformer(CloudNetwork):
         num_blocks: the number of blocks.
         num_heads: of each attention, in the frame of each pose.
         block: further options of every :class:`~escnn_attention.PointTransformerBlock`. By default ``hidden_fields``
-            are four times ``fields``, the ``activation`` is ``"gelu"``, ``norm_kind`` is ``"layer"``, and the
-            ``encoding`` is ``RotaryEncoding(scale=1.0, constant_keys=True)``.
+            are four times ``fields``, ``activation="gelu"``, ``norm_kind="layer"``, ``norm_scope="pose"``,
+            ``keys="own"`` and ``encoding=RotaryEncoding(scale=1.0, constant_keys=True)``.
         positions: whether waves of the position itself are added to the embedding.
         hidden_readout: whether the head has a hidden layer, as wide as the features, with a GELU.
         pool: over the points of a cloud, ``"mean"`` or ``"sum"``; None for an output at every point.
@@ -94,9 +94,9 @@ class PlatonicTransformer(CloudNetwork):
         self.out_type = field_type_of("out_type", out_type, gspace)
         hidden = FieldType(gspace, check_int("fields", fields) * [gspace.regular_repr])
         options: dict[str, Any] = {"hidden_fields": 4 * fields, "activation": "gelu", "norm_kind": "layer"}
-        options |= {"encoding": RotaryEncoding(scale=1.0, constant_keys=True), **(block or {})}
+        options |= {"norm_scope": "pose", "keys": "own", "encoding": RotaryEncoding(scale=1.0, constant_keys=True)}
+        options |= block or {}
         check_options("block", options, option_names(PointTransformerBlock))
-        options |= {"norm_scope": "pose", "keys": "own"}
         self.embedding = PoseLinear(self.in_type, hidden, bias=False)
         if check_bool("positions", positions):
             if fields % 2:

@@ -522,7 +522,8 @@ class PointTransformerBlock(PointBlock):
         given: dict[str, Any] = {**options}
         attention_dropout = check_probability("attention_dropout", given.pop("attention_dropout", 0.0))
         shared: dict[str, Any] = {name: given.pop(name) for name in SHARED if name in given}
-        scope = check_option("norm_scope", given.pop("norm_scope", "position"), ("position", "pose"))
+        norm_scope = given.pop("norm_scope", None)
+        scope = check_option("norm_scope", "position" if norm_scope is None else norm_scope, ("position", "pose"))
         if attention is not None:
             own: dict[str, Any] = {"num_heads": (num_heads, 1), "kernel_features": (kernel_features, None)}
             own["attention_dropout"] = (attention_dropout, 0.0)
@@ -540,7 +541,7 @@ class PointTransformerBlock(PointBlock):
         check_int("hidden_fields", hidden_fields)
         nonlinear: dict[str, Any] = {"activation": activation, "last_activation": last_activation}
         network = pointwise_network(out_type, hidden_fields, **shared, **nonlinear)
-        norm_for = block_norms(check_norm_kind(norm_kind), scope, norm_eps, condition)
+        norm_for = block_norms(check_norm_kind(norm_kind, norm_scope), scope, norm_eps, condition)
         gains = ends_of(out_type, layer_scale)
         self.attention = layer
         self.norm = norm_for(in_type)

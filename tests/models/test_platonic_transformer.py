@@ -17,6 +17,13 @@ def test_block_is_equivariant():
     assert max(error for _, error in block.check_equivariance(atol=1e-10, rtol=0)) < 1e-10
 
 
+def test_blocks_have_the_options_that_are_given():
+    for options, keys in (({"keys": "all", "norm_scope": "position"}, "all"), (None, "own")):
+        (block,) = small(gspaces.rot2dOnR2(4), num_blocks=1, block=options).blocks
+        assert block.attention.plain.keys == keys
+        assert ("pose" in repr(block.norm)) == (options is None)
+
+
 @pytest.mark.parametrize("positions", [False, True])
 @pytest.mark.parametrize("pool", ["sum", None])
 def test_is_equivariant(positions, pool):

@@ -525,6 +525,8 @@ def test_bad_arguments():
         ("hidden_fields", {"hidden_fields": 0}),
         ("dropout", {"dropout": 1.0}),
         ("attention_dropout", {"attention_dropout": -0.1}),
+        ("norm_scope: got 'batch'", {"norm_scope": "batch"}),
+        ("norm_scope", {"norm_scope": "pose", "norm_kind": "batch"}),
     ):
         with pytest.raises(ValueError, match=message):
             PointTransformerBlock(in_type, in_type, **arguments)
