@@ -47,7 +47,8 @@ def _say_stopped(name: str, given: Sequence[str]) -> None:
 
     if getattr(rank_zero_only, "rank", None):
         return
-    command = shlex.join([_PROGRAM, *given])
+    # With --restart, the command would move the run aside.
+    command = shlex.join([_PROGRAM, *(word for word in given if word != "--restart")])
     trains = given[:1] in (["fit"], ["compare"])
     way_on = "finished epochs are kept, and this resumes" if trains else "this starts again"
     _print_error(f"stopped by {name}; {way_on}: {command}")

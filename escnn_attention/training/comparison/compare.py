@@ -72,8 +72,7 @@ def compare(settings: Settings) -> list[NetworkResult]:
     """Train and measure the networks of ``settings``, and write ``results.csv`` and ``results.json`` to its folder.
 
     Each network has a folder of ``fit`` there: a finished training is not run again, one that was killed resumes after
-    its last finished epoch, and one with other options is an error, unless ``settings.restart``
-    has it moved aside.
+    its last finished epoch, and one with other options is an error, unless ``settings.restart`` has it moved aside.
 
     Raises:
         UserError: an option that cannot be met; the message names it.
@@ -81,6 +80,10 @@ def compare(settings: Settings) -> list[NetworkResult]:
     names = [name.strip() for name in settings.networks.split(",")]
     if unknown := [name for name in names if name not in TITLES]:
         raise UserError(f"unknown network {', '.join(unknown) or '(none)'}: choose from {', '.join(TITLES)}")
+    for option in ("parameters", "epochs", "learning_rate"):
+        value = getattr(settings, option)
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"--{option.replace('_', '-')} must be positive and finite, got {value}")
     gspace_by_name(settings.group)
     with as_user_error():
         data = load_images(settings)
