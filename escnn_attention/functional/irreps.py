@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from escnn_attention.functional.autograd import PRECISE
+
 # An irrep of m components over its endomorphism algebra stands K times in the features, and d times in each of F
 # regular fields. Features are a matrix (m, K, N) for each irrep, at N positions, with any strides. Regular fields are
 # one tensor: irrep by irrep, component by component, the d copies, each (F, N), or (N, F) where ``by_position``.
@@ -138,18 +140,24 @@ class Images:
 
     def weight_gradients(self, out: Sequence[Tensor] | None) -> tuple[list[Tensor], Tensor]:
         """The gradients of the weights and the bias of :meth:`write`; ``out`` is room for what :meth:`read` gives."""
-        of_parts = [[torch.zeros_like(w, memory_format=torch.contiguous_format) for w in ws] for ws in self.weights]
+        dtype = self.irreps.dtype
+        exact = PRECISE[dtype]  # a sum over images that is rounded after each of them would lose most of half precision
+        of_parts = [[torch.zeros(w.shape, dtype=exact, device=w.device) for w in ws] for ws in self.weights]
         blocks = [in_blocks(of_part, self.irreps, self.x) for of_part in of_parts]
         read = None if out is None else [in_blocks(of_part, self.irreps, out) for of_part in self.weights]
-        of_bias = self.irreps.new_zeros(len(self.y), self.irreps.shape[1])
+        of_bias = self.irreps.new_zeros(len(self.y), self.irreps.shape[1], dtype=exact)
         for part, at, y in self._each():
             torch.bmm(self.poses, y, out=self.of_groups)
-            of_bias[part] += self.irreps[0].sum(1)
+            of_bias[part] += self.irreps[0].sum(1, dtype=exact)
             for of_weights, of_copies, component in blocks[part]:
-                of_weights.addmm_(of_copies, component[:, at].T)
+                if dtype == exact:
+                    of_weights.addmm_(of_copies, component[:, at].T)
+                else:
+                    of_weights += torch.mm(of_copies, component[:, at].T)
             for w, of_copies, component in read[part] if read else ():
                 component[:, at].addmm_(w.T, of_copies, beta=int(part > 0))
-        return [torch.cat(of_irrep, 1) for of_irrep in zip(*of_parts, strict=True)], of_bias.flatten()
+        of_irreps = [torch.cat(of_irrep, 1).to(dtype) for of_irrep in zip(*of_parts, strict=True)]
+        return of_irreps, of_bias.flatten().to(dtype)
 
 
 def by_image(y: Tensor) -> Tensor:

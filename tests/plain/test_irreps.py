@@ -196,3 +196,17 @@ def test_lower_precision_and_checkpointing(layer, calls, dtype, tolerance):
     found = torch.autograd.grad(y.float().square().mean(), x)
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=tolerance * float(expected[0].abs().max()))
     assert len(calls) == 5  # once more where the layer was checkpointed
+
+
+def test_gradients_of_many_images_in_half_precision():
+    gspace = gspaces.rot2dOnR2(8)
+    made, irreps = projection(FieldType(gspace, 8 * [gspace.regular_repr]), 2, False)
+    x = features((256, 64), "images")
+
+    def gradients(dtype):
+        leaves = [leaf.detach().to(dtype).requires_grad_() for leaf in (made.weight, made.bias)]
+        y = torch.cat(list(irreps.to_images(x.to(dtype), *leaves, 2))).double()
+        return torch.autograd.grad((y * torch.linspace(0, 2, y.numel(), dtype=y.dtype).view(y.shape)).sum(), leaves)
+
+    for found, expected in zip(gradients(torch.bfloat16), gradients(torch.float64), strict=True):
+        assert float((found - expected).norm()) < 1e-2 * float(expected.norm())
