@@ -178,7 +178,8 @@ class PointAttention(PointModule, HeadModule):
         linear, constant = None, None
         if isinstance(relation, LogMotion):
             # Registers have no motion: they are where the key is, and rotated like the query.
-            linear, constant = (padded(t, self.quotient.shape[1]) for t in relation.tables(tables.inverse_action))
+            num_poses = (self.quotient if self.relative is None else self.relative).shape[1]
+            linear, constant = (padded(t, num_poses) for t in relation.tables(tables.inverse_action))
         self.register_exact("motion", linear)
         self.register_exact("rotation", constant)
 

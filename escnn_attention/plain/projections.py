@@ -66,7 +66,7 @@ def with_registers(quotient: np.ndarray | None, number: int) -> np.ndarray | Non
     >>> with_registers(np.array([[0, 1], [1, 0]]), 1).tolist()
     [[0, 1, 2], [1, 0, 2]]
     """
-    if quotient is None or not number:
+    if quotient is None or not quotient.size or not number:  # poses of samples have features instead
         return quotient
     more = np.broadcast_to(quotient.max() + 1 + np.arange(number), (len(quotient), number))
     return np.concatenate([quotient, more], axis=1)

@@ -13,6 +13,7 @@ from escnn.nn import FieldType, GeometricTensor
 from escnn_attention import (
     FourierEncoding,
     GroupSelfAttention,
+    LogMotion,
     LogPolar,
     MLPEncoding,
     Offset,
@@ -329,13 +330,21 @@ def test_samples_are_of_continuous_groups():
         PointSelfAttention(scalars, scalars)
 
 
-def test_samples_of_a_subgroup_are_that_subgroup():
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"encoding": FourierEncoding(3), "keys": "own"},
+        {"encoding": PairKernel(hidden=4), "relation": LogMotion()},
+        {"encoding": PairKernel(hidden=4), "relation": LogMotion(), "registers": 2},
+    ],
+)
+def test_samples_of_a_subgroup_are_that_subgroup(options):
     """SO(2) at 4 samples is C4 with the same weights, for fields that the two have in common."""
     torch.manual_seed(3)
     rotations, quarter = gspaces.rot2dOnR2(-1), gspaces.rot2dOnR2(4)
     sampled = FieldType(rotations, [rotations.trivial_repr, rotations.irrep(1)])
     finite = FieldType(quarter, [quarter.trivial_repr, quarter.irrep(1)])
-    arguments = {"num_heads": 2, "head_fields": 2, "encoding": FourierEncoding(3), "keys": "own"}
+    arguments = {"num_heads": 2, "head_fields": 2, **options}
     a = PointSelfAttention(sampled, sampled, samples=4, **arguments).double()
     b = PointSelfAttention(finite, finite, **arguments).double()
     b.load_state_dict(a.state_dict())
@@ -344,6 +353,23 @@ def test_samples_of_a_subgroup_are_that_subgroup():
     z = b(GeometricTensor(x.tensor, finite, x.coords)).tensor
     ratio = (y - y.mean(0)).norm() / (z - z.mean(0)).norm()  # How sums over poses are weighed.
     torch.testing.assert_close(y - y.mean(0), ratio * (z - z.mean(0)), rtol=1e-9, atol=1e-10)
+
+
+def test_samples_have_registers():
+    torch.manual_seed(5)
+    space = gspaces.rot2dOnR2(-1)
+    fields = FieldType(space, [space.trivial_repr, space.irrep(1)])
+    layer = PointSelfAttention(fields, fields, head_fields=2, samples=4, registers=2).double()
+    x, own = cloud(fields, 5), fibers(space, Samples(4)).elements
+    assert error_of(layer, x, own) < 1e-11
+    y = layer(x).tensor
+    layer.plain.backend = "reference"
+    torch.testing.assert_close(layer(x).tensor, y)
+    with torch.no_grad():
+        layer.plain.registers.values.add_(1.0)
+    assert (layer(x).tensor - y).norm() > 1e-2 * y.norm()
+    layer.plain.inverse_action[:] = layer.plain.inverse_action.flip(0)
+    assert error_of(layer, x, own) > 1e-3
 
 
 def test_samples_turned_at_random():
