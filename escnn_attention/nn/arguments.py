@@ -114,7 +114,9 @@ def check_points(x: Any, in_type: FieldType, layer: torch.nn.Module) -> Geometri
     """``x``, if it is a feature field at points; see :func:`check_field`. Coordinates may have no numbers."""
     x = check_field(x, in_type, layer)
     if x.coords is None and in_type.gspace.dimensionality == 0:
-        return GeometricTensor(x.tensor, in_type, x.tensor.new_zeros(len(x.tensor), 0))
+        # Of features that torch.vmap goes over, new_zeros would make such coordinates, too.
+        nowhere = torch.zeros(len(x.tensor), 0, dtype=x.tensor.dtype, device=x.tensor.device)
+        return GeometricTensor(x.tensor, in_type, nowhere)
     if x.coords is None:
         raise ValueError(
             f"input: {type(layer).__name__} got features on a grid, of shape {tuple(x.tensor.shape)}, needed scattered "

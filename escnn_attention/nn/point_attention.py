@@ -229,9 +229,10 @@ class PointSelfAttention(PointLayer):
             others = {"relation": relation, "period": period, "kernel_features": self.kernel_features, **places}
             for name, value in others.items():
                 if value is not None:
+                    instead = "use PointSelfAttention" if name == "kernel_features" else "leave it out"
                     raise ValueError(
                         f"{name}: {type(self).__name__} got {value}, but {in_type.gspace.name} has no base space, in "
-                        "which points would have places; leave it out"
+                        f"which points would have places; {instead}"
                     )
         if relation is not None and not isinstance(relation, Relation):
             raise TypeError(f"relation: got {type(relation).__name__}, needed a Relation or None")

@@ -119,7 +119,7 @@ def test_bad_arguments():
             PointSelfAttention(fields, fields, **arguments)
     none = gspaces.no_base_space(space.fibergroup)
     nowhere = FieldType(none, [none.regular_repr])
-    with pytest.raises(ValueError, match="base space"):
+    with pytest.raises(ValueError, match=r"base space.* PointSelfAttention"):
         PointAttentiveConv(nowhere, nowhere)
     other = gspaces.rot2dOnR3(4)
     regular = FieldType(other, [other.regular_repr])
@@ -520,6 +520,8 @@ def test_sets_of_tokens_have_no_places(encoding, modes):
     single = drawn(GroupSelfAttention(fields, fields, 2, None, **options))
     single.load_state_dict(layer.state_dict())
     alone = layer(x, batch=torch.arange(9)).tensor
+    mapped = torch.func.vmap(lambda t: layer(fields(t), batch=torch.arange(9)).tensor)(x.tensor[None])
+    torch.testing.assert_close(mapped[0], alone)
     torch.testing.assert_close(single(x).tensor, alone)
     assert (alone - found.tensor).abs().max() > 1e-4
     plain = layer.export()
