@@ -1,4 +1,4 @@
-"""Modules of escnn on plain tensors: their exports, parts of a block as functions of tensors, and compiled packages."""
+"""Modules of escnn on plain tensors: their exports, and compiled packages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from escnn.nn import (
@@ -25,8 +24,6 @@ from torch import Tensor
 
 from escnn_attention.exporting.mode import for_package
 from escnn_attention.exporting.packaged import linked, why_not_linked
-
-_T = TypeVar("_T")
 
 
 def exported(module: EquivariantModule) -> torch.nn.Module:
@@ -95,52 +92,6 @@ def exported_parts(
     # Not named_children(), which leaves out a module that is two parts at once.
     parts = {name: part for name, part in module._modules.items() if part is not None and name not in leave_out}
     return plain_type(**{name: plain(part) for name, part in parts.items()}).eval()
-
-
-def on_tensors(
-    module: torch.nn.Module, computation: Callable[..., _T], *arguments: Any, coords: Tensor | None = None
-) -> _T:
-    """The result of a method of a plain module, with the equivariant parts of ``module`` in place of its own.
-
-    The computation, such as ``plain.blocks.TransformerBlock.forward``, asks of ``self`` its parts, which get the
-    coordinates ``(N, d)`` of points as part of a GeometricTensor.
-    """
-    return computation(_Parts(module, coords), *arguments)
-
-
-class _Parts:
-    """The parts of a module as functions of tensors."""
-
-    def __init__(self, module: torch.nn.Module, coords: Tensor | None):
-        self._module, self._coords = module, coords
-
-    def __getattr__(self, name: str) -> Any:
-        part = getattr(self._module, name)
-        if isinstance(part, torch.nn.ModuleList):
-            return [partial(self._call, p) if isinstance(p, EquivariantModule) else p for p in part]
-        if not isinstance(part, EquivariantModule):
-            return part
-        return partial(self._attend if name == "attention" and self._coords is not None else self._call, part)
-
-    def _call(self, part: Any, x: Tensor, *others: Any) -> Tensor:
-        y: Tensor = part(GeometricTensor(x, part.in_type, self._coords), *others).tensor
-        return y
-
-    @staticmethod
-    def _attend(
-        part: Any,
-        x: Tensor,
-        coords: Tensor,
-        edge_index: Tensor | None,
-        batch: Tensor | None,
-        mask: Tensor | None,
-        measure: Tensor | None,
-        *edge_attr: Tensor,
-    ) -> Tensor:
-        """Attention between points, which has the arguments of ``PointSelfAttention``, and perhaps no ``edge_attr``."""
-        known = {"edge_attr": edge_attr[0]} if edge_attr else {}
-        y: Tensor = part(GeometricTensor(x, part.in_type, coords), edge_index, batch, measure=measure, **known).tensor
-        return y
 
 
 class OnTensors(torch.nn.Module):

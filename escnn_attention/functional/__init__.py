@@ -4,10 +4,9 @@ from escnn_attention.functional.call import KeyMode, QueryMode
 from escnn_attention.functional.grid.attention import ON_GRIDS, attention
 from escnn_attention.functional.grid.call import GridCall, PositionalBias, Waves
 from escnn_attention.functional.grid.reference import probabilities
-from escnn_attention.functional.memory import working_memory
 from escnn_attention.functional.points.attention import BETWEEN_POINTS
 from escnn_attention.functional.points.call import PointCall
-from escnn_attention.functional.registry import Backend, Registry
+from escnn_attention.functional.registry import Backend, Registry, working_memory
 
 BACKENDS = ON_GRIDS.backends
 """The backends of attention on grids, by name."""

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from escnn_attention.exporting.modules import exported
 from escnn_attention.models.pretrained import PretrainedMixin
-from escnn_attention.nn.arguments import check_input, check_regular, check_shape, check_type
+from escnn_attention.nn.arguments import check_regular, check_type
 from escnn_attention.nn.heads import is_scalar
-from escnn_attention.nn.module import PlainModule
+from escnn_attention.nn.module import PlainModule, check_input, check_shape
 from escnn_attention.plain.image_networks import Classifier
 from escnn_attention.plain.image_networks import PoseMean as PlainPoseMean
 from escnn_attention.plain.image_networks import PositionSum as PlainPositionSum

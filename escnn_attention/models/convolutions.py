@@ -26,7 +26,6 @@ from escnn_attention.exporting.modules import exported_parts
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.arguments import (
     ConvolutionPadding,
-    check_input,
     check_regular,
     check_same_gspace,
     check_type,
@@ -34,7 +33,7 @@ from escnn_attention.nn.arguments import (
 )
 from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention, check_attention_size
 from escnn_attention.nn.kernels import check_finite, check_grid
-from escnn_attention.nn.module import GridModule
+from escnn_attention.nn.module import GridModule, check_input
 from escnn_attention.nn.resample import Crop, HalvingPool
 from escnn_attention.plain.attentive import AttentiveConv as PlainAttentiveConv
 from escnn_attention.plain.attentive import FeatureAttention as PlainFeatureAttention

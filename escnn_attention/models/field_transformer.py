@@ -12,22 +12,13 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from escnn_attention._checks import check_int, check_unused
-from escnn_attention.exporting.modules import exported_parts, on_tensors
+from escnn_attention.exporting.modules import exported_parts
 from escnn_attention.groups.sequences import sequence_space
 from escnn_attention.models.pretrained import PretrainedMixin
-from escnn_attention.nn.arguments import (
-    check_field,
-    check_input,
-    check_mask,
-    check_memory,
-    check_options,
-    check_type,
-    check_types,
-    option_names,
-)
+from escnn_attention.nn.arguments import check_options, check_type, check_types, option_names
 from escnn_attention.nn.conditioning import ConditionedFieldNorm, condition_of
 from escnn_attention.nn.cross_attention import GroupCrossAttention
-from escnn_attention.nn.module import GridModule
+from escnn_attention.nn.module import GridModule, check_field, check_input, check_mask, check_memory, on_tensors
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.nn.transformer import TransformerBlock

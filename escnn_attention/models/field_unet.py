@@ -11,7 +11,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialMo
 from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int, check_ints, check_sequence
-from escnn_attention.exporting.modules import exported_parts, on_tensors
+from escnn_attention.exporting.modules import exported_parts
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.classifier import images_of
 from escnn_attention.models.convolutions import field_type_of, image_type
@@ -19,7 +19,7 @@ from escnn_attention.models.hybrid import block_defaults, check_odd_widths, head
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import PaddingMode, check_padding_mode
 from escnn_attention.nn.embeddings import PatchDecoder, PatchEmbedding
-from escnn_attention.nn.module import GridModule
+from escnn_attention.nn.module import GridModule, on_tensors
 from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.nn.resample import AntialiasedPool, HalvingPool
 from escnn_attention.nn.transformer import TransformerBlock, each_block

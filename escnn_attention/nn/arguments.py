@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 import torch
 from escnn.gspaces import GSpace
-from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+from escnn.nn import EquivariantModule, FieldType
 
-from escnn_attention._checks import check_bool, check_grid, check_int, check_option
+from escnn_attention._checks import check_bool, check_int, check_option
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.functional.call import Normalization
@@ -68,93 +68,6 @@ def check_pointwise(name: str, field_type: FieldType, why: str, instead: str = "
         raise ValueError(
             f"{name}: {why} acts on every channel by itself, which {', '.join(others)} does not support{instead}"
         )
-
-
-def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module, argument: str = "input") -> GeometricTensor:
-    """``x``, if it is a feature field of type ``in_type``, on a grid or at points, in the precision of a layer."""
-    name = type(layer).__name__
-    if not isinstance(x, GeometricTensor):
-        raise TypeError(f"{argument}: {name} got {type(x).__name__}, needed an escnn.nn.GeometricTensor")
-    if x.type is not in_type and x.type.gspace != in_type.gspace:
-        raise ValueError(
-            f"{argument}: {name} got a tensor on the gspace {x.type.gspace.name}, needed one on {in_type.gspace.name}"
-        )
-    if x.type is not in_type and x.type != in_type:
-        raise ValueError(f"{argument}: {name} got a tensor of type {x.type}, needed {in_type}")
-    if x.coords is None and 0 in x.tensor.shape:
-        check_grid(x.tensor.shape[2:])
-    _check_precision(x, layer, argument)
-    return x
-
-
-def _check_precision(x: GeometricTensor, layer: torch.nn.Module, argument: str) -> None:
-    """The layer has parameters of the precision of ``x``, or none, or autocast chooses the precision."""
-    other: torch.dtype | None = None
-    left: list[torch.nn.Module | None] = [layer]
-    # In the order of layer.parameters(), which takes longer to find the first one, and this is asked at every call.
-    while left:
-        if (module := left.pop()) is None:
-            continue
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                if parameter.dtype == x.tensor.dtype:
-                    return
-                other = parameter.dtype if other is None and parameter.is_floating_point() else other
-        left += reversed(module._modules.values())
-    if other is not None and not torch.is_autocast_enabled(x.tensor.device.type):
-        got, needed = (str(dtype).removeprefix("torch.") for dtype in (x.tensor.dtype, other))
-        layer_instead = f", or the layer with .to(torch.{got})" if x.tensor.is_floating_point() else ""
-        raise TypeError(
-            f"{argument}: {type(layer).__name__} got a tensor of {got}, but its parameters are {needed}; convert the "
-            f"tensor with .to(torch.{needed}){layer_instead}"
-        )
-
-
-def check_points(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
-    """``x``, if it is a feature field at points; see :func:`check_field`. Coordinates may have no numbers."""
-    x = check_field(x, in_type, layer)
-    if x.coords is None and in_type.gspace.dimensionality == 0:
-        # Of features that torch.vmap goes over, new_zeros would make such coordinates, too.
-        nowhere = torch.zeros(len(x.tensor), 0, dtype=x.tensor.dtype, device=x.tensor.device)
-        return GeometricTensor(x.tensor, in_type, nowhere)
-    if x.coords is None:
-        raise ValueError(
-            f"input: {type(layer).__name__} got features on a grid, of shape {tuple(x.tensor.shape)}, needed scattered "
-            f"points: GeometricTensor(features, type, coords) with coords (points, {in_type.gspace.dimensionality})"
-        )
-    return x
-
-
-def check_input(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
-    """``x``, if it is a feature field of type ``in_type`` on a grid; see :func:`check_field`."""
-    x = check_field(x, in_type, layer)
-    if x.coords is not None:
-        raise ValueError(
-            f"input: {type(layer).__name__} got scattered points (coords are set), needed features on a grid, of shape "
-            f"(batch, {in_type.size}{', space' * in_type.gspace.dimensionality})"
-        )
-    return x
-
-
-def check_mask(mask: Any, x: torch.Tensor, name: str = "mask") -> torch.Tensor:
-    """``mask``, if it says of every position of features ``(B, C, *space)`` whether it is there."""
-    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
-        got = str(mask.dtype) if isinstance(mask, torch.Tensor) else type(mask).__name__
-        raise TypeError(f"{name}: got {got}, needed a tensor of torch.bool")
-    if mask.shape != (x.shape[0], *x.shape[2:]):
-        raise ValueError(f"{name}: got shape {tuple(mask.shape)}, needed {(x.shape[0], *x.shape[2:])}")
-    return mask
-
-
-def check_shape(input_shape: Any, in_type: FieldType, layer: str) -> tuple[int, ...]:
-    """``input_shape``, if it is the shape of a feature field of type ``in_type`` on a grid."""
-    shape = tuple(input_shape)
-    if len(shape) != 2 + in_type.gspace.dimensionality or shape[1] != in_type.size:
-        raise ValueError(
-            f"input_shape: {layer} got {shape}, needed (batch, {in_type.size}"
-            f"{', size' * in_type.gspace.dimensionality})"
-        )
-    return shape
 
 
 def choose_head_fields(out_type: FieldType, num_heads: int, head_fields: int | None, order: int) -> int:
@@ -399,19 +312,3 @@ def changed(values: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
 def shown(**options: tuple[Any, Any]) -> list[str]:
     """The options that are not their defaults, as a representation shows them; of ``(value, default)`` by name."""
     return [f"{name}={value!r}" for name, value in changed(options).items()]
-
-
-def check_memory(
-    block: EquivariantModule,
-    attends: Any,
-    memory: Any,
-    key_padding_mask: torch.Tensor | None,
-    batch: torch.Tensor | None,
-) -> tuple[Any, ...]:
-    """What the cross-attention of a block takes of a memory, if it needs one and got one."""
-    name = type(block).__name__
-    if attends is None and not memory is key_padding_mask is batch is None:
-        raise ValueError(f"memory: {name} got one and has no cross-attention; leave it out")
-    if attends is not None and memory is None:
-        raise ValueError(f"memory: {name} got None, needed the features that its cross-attention attends to")
-    return () if attends is None else (memory, key_padding_mask, batch)

@@ -12,15 +12,13 @@ from escnn_attention.functional.responses.attentive import Geometry
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.arguments import (
     ConvolutionPadding,
-    check_input,
     check_padding_mode,
     check_same_gspace,
-    check_shape,
     check_type,
     shown,
 )
 from escnn_attention.nn.kernels import BasisKind, check_grid, pose_kernel, poses_of
-from escnn_attention.nn.module import PlainModule
+from escnn_attention.nn.module import PlainModule, check_input, check_shape
 from escnn_attention.plain.attentive import AttentionMaps, PoseKernel
 from escnn_attention.plain.attentive import AttentiveConv as PlainAttentiveConv
 from escnn_attention.plain.attentive import FeatureAttention as PlainFeatureAttention

@@ -14,8 +14,8 @@ from escnn_attention._checks import check_int
 from escnn_attention.geometry.cache import kept
 from escnn_attention.geometry.neighbours import numbers_of
 from escnn_attention.groups.fibers import invariant_vectors
-from escnn_attention.nn.arguments import check_field, check_input, check_type
-from escnn_attention.nn.module import PlainModule
+from escnn_attention.nn.arguments import check_type
+from escnn_attention.nn.module import PlainModule, check_field, check_input
 from escnn_attention.nn.norms import BlockNorm, FieldLayerNorm, field_of_channels, norm_of
 from escnn_attention.plain.conditioning import ConditionedNorm, Modulation, TimestepEmbedding
 from escnn_attention.plain.norms import NormKind, NormScope

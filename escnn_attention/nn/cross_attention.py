@@ -28,16 +28,14 @@ from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.groups.sequences import SpaceTime
 from escnn_attention.nn.arguments import (
     CrossOptions,
-    check_field,
     check_options,
-    check_shape,
     check_type,
     choose_window,
     option_names,
     shown,
 )
 from escnn_attention.nn.heads import Heads, is_scalar
-from escnn_attention.nn.module import GridModule
+from escnn_attention.nn.module import GridModule, check_field, check_shape
 from escnn_attention.nn.point_attention import check_box, choose_cutoff, choose_kernel, choose_neighbourhood
 from escnn_attention.nn.point_module import check_index
 from escnn_attention.nn.self_attention import (

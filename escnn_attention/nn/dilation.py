@@ -20,22 +20,20 @@ from typing_extensions import Unpack
 
 from escnn_attention._checks import check_int, check_option
 from escnn_attention.encodings import Encoding, as_encoding
-from escnn_attention.exporting.modules import exported, on_tensors
+from escnn_attention.exporting.modules import exported
 from escnn_attention.functional import ON_GRIDS, QueryMode
 from escnn_attention.geometry.windows import WindowShape
 from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.nn.arguments import (
-    check_input,
     check_options,
     check_pointwise,
-    check_shape,
     check_type,
     check_types,
     choose_window,
     option_names,
 )
 from escnn_attention.nn.heads import Heads, check_scalars
-from escnn_attention.nn.module import GridModule, PlainModule
+from escnn_attention.nn.module import GridModule, PlainModule, check_input, check_shape, on_tensors
 from escnn_attention.plain.dilation import (
     DilationAttention,
     Measure,

@@ -13,8 +13,8 @@ from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.geometry.orbits import orbit_places
 from escnn_attention.groups.fibers import Fibers, columns_of, fibers, frames, invariant_vectors, mass
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import check_field, check_shape, check_type, check_types
-from escnn_attention.nn.module import PlainModule
+from escnn_attention.nn.arguments import check_type, check_types
+from escnn_attention.nn.module import PlainModule, check_field, check_shape
 from escnn_attention.plain.embeddings import InvariantTable
 from escnn_attention.plain.embeddings import PatchDecoder as PlainPatchDecoder
 from escnn_attention.plain.embeddings import PatchEmbedding as PlainPatchEmbedding

@@ -12,8 +12,8 @@ from escnn.nn import FieldType, GeometricTensor
 from escnn_attention._checks import check_bool, check_int
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.groups.sequences import sequence_space
-from escnn_attention.nn.arguments import check_input, check_shape, check_type
-from escnn_attention.nn.module import PlainModule
+from escnn_attention.nn.arguments import check_type
+from escnn_attention.nn.module import PlainModule, check_input, check_shape
 from escnn_attention.plain.frame_lift import FrameLift as PlainFrameLift
 from escnn_attention.plain.frame_lift import tensor_axes
 

@@ -1,17 +1,21 @@
-"""Base classes of the equivariant modules."""
+"""Base classes of the equivariant modules, and checks of their inputs."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from escnn.group import GroupElement
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
+from escnn_attention._checks import check_grid
 from escnn_attention.equivariance.report import equivariance_report
-from escnn_attention.nn.arguments import check_field, check_input, check_mask, check_shape
+
+_T = TypeVar("_T")
 
 
 class FieldModule(EquivariantModule):
@@ -135,3 +139,152 @@ class MaskedModule(PlainModule):
         x = check_input(input, self.in_type, self)
         y = self.plain(x.tensor) if mask is None else self.plain(x.tensor, check_mask(mask, x.tensor))
         return GeometricTensor(y, self.out_type)
+
+
+def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module, argument: str = "input") -> GeometricTensor:
+    """``x``, if it is a feature field of type ``in_type``, on a grid or at points, in the precision of a layer."""
+    name = type(layer).__name__
+    if not isinstance(x, GeometricTensor):
+        raise TypeError(f"{argument}: {name} got {type(x).__name__}, needed an escnn.nn.GeometricTensor")
+    if x.type is not in_type and x.type.gspace != in_type.gspace:
+        raise ValueError(
+            f"{argument}: {name} got a tensor on the gspace {x.type.gspace.name}, needed one on {in_type.gspace.name}"
+        )
+    if x.type is not in_type and x.type != in_type:
+        raise ValueError(f"{argument}: {name} got a tensor of type {x.type}, needed {in_type}")
+    if x.coords is None and 0 in x.tensor.shape:
+        check_grid(x.tensor.shape[2:])
+    _check_precision(x, layer, argument)
+    return x
+
+
+def _check_precision(x: GeometricTensor, layer: torch.nn.Module, argument: str) -> None:
+    """The layer has parameters of the precision of ``x``, or none, or autocast chooses the precision."""
+    other: torch.dtype | None = None
+    left: list[torch.nn.Module | None] = [layer]
+    # In the order of layer.parameters(), which takes longer to find the first one, and this is asked at every call.
+    while left:
+        if (module := left.pop()) is None:
+            continue
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                if parameter.dtype == x.tensor.dtype:
+                    return
+                other = parameter.dtype if other is None and parameter.is_floating_point() else other
+        left += reversed(module._modules.values())
+    if other is not None and not torch.is_autocast_enabled(x.tensor.device.type):
+        got, needed = (str(dtype).removeprefix("torch.") for dtype in (x.tensor.dtype, other))
+        layer_instead = f", or the layer with .to(torch.{got})" if x.tensor.is_floating_point() else ""
+        raise TypeError(
+            f"{argument}: {type(layer).__name__} got a tensor of {got}, but its parameters are {needed}; convert the "
+            f"tensor with .to(torch.{needed}){layer_instead}"
+        )
+
+
+def check_points(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
+    """``x``, if it is a feature field at points; see :func:`check_field`. Coordinates may have no numbers."""
+    x = check_field(x, in_type, layer)
+    if x.coords is None and in_type.gspace.dimensionality == 0:
+        # Of features that torch.vmap goes over, new_zeros would make such coordinates, too.
+        nowhere = torch.zeros(len(x.tensor), 0, dtype=x.tensor.dtype, device=x.tensor.device)
+        return GeometricTensor(x.tensor, in_type, nowhere)
+    if x.coords is None:
+        raise ValueError(
+            f"input: {type(layer).__name__} got features on a grid, of shape {tuple(x.tensor.shape)}, needed scattered "
+            f"points: GeometricTensor(features, type, coords) with coords (points, {in_type.gspace.dimensionality})"
+        )
+    return x
+
+
+def check_input(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
+    """``x``, if it is a feature field of type ``in_type`` on a grid; see :func:`check_field`."""
+    x = check_field(x, in_type, layer)
+    if x.coords is not None:
+        raise ValueError(
+            f"input: {type(layer).__name__} got scattered points (coords are set), needed features on a grid, of shape "
+            f"(batch, {in_type.size}{', space' * in_type.gspace.dimensionality})"
+        )
+    return x
+
+
+def check_mask(mask: Any, x: Tensor, name: str = "mask") -> Tensor:
+    """``mask``, if it says of every position of features ``(B, C, *space)`` whether it is there."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"{name}: got {got}, needed a tensor of torch.bool")
+    if mask.shape != (x.shape[0], *x.shape[2:]):
+        raise ValueError(f"{name}: got shape {tuple(mask.shape)}, needed {(x.shape[0], *x.shape[2:])}")
+    return mask
+
+
+def check_shape(input_shape: Any, in_type: FieldType, layer: str) -> tuple[int, ...]:
+    """``input_shape``, if it is the shape of a feature field of type ``in_type`` on a grid."""
+    shape = tuple(input_shape)
+    if len(shape) != 2 + in_type.gspace.dimensionality or shape[1] != in_type.size:
+        raise ValueError(
+            f"input_shape: {layer} got {shape}, needed (batch, {in_type.size}"
+            f"{', size' * in_type.gspace.dimensionality})"
+        )
+    return shape
+
+
+def check_memory(
+    block: EquivariantModule,
+    attends: Any,
+    memory: Any,
+    key_padding_mask: Tensor | None,
+    batch: Tensor | None,
+) -> tuple[Any, ...]:
+    """What the cross-attention of a block takes of a memory, if it needs one and got one."""
+    name = type(block).__name__
+    if attends is None and not memory is key_padding_mask is batch is None:
+        raise ValueError(f"memory: {name} got one and has no cross-attention; leave it out")
+    if attends is not None and memory is None:
+        raise ValueError(f"memory: {name} got None, needed the features that its cross-attention attends to")
+    return () if attends is None else (memory, key_padding_mask, batch)
+
+
+def on_tensors(
+    module: torch.nn.Module, computation: Callable[..., _T], *arguments: Any, coords: Tensor | None = None
+) -> _T:
+    """The result of a method of a plain module, with the equivariant parts of ``module`` in place of its own.
+
+    The computation, such as ``plain.blocks.TransformerBlock.forward``, asks of ``self`` its parts, which get the
+    coordinates ``(N, d)`` of points as part of a GeometricTensor.
+    """
+    return computation(_Parts(module, coords), *arguments)
+
+
+class _Parts:
+    """The parts of a module as functions of tensors."""
+
+    def __init__(self, module: torch.nn.Module, coords: Tensor | None):
+        self._module, self._coords = module, coords
+
+    def __getattr__(self, name: str) -> Any:
+        part = getattr(self._module, name)
+        if isinstance(part, torch.nn.ModuleList):
+            return [partial(self._call, p) if isinstance(p, EquivariantModule) else p for p in part]
+        if not isinstance(part, EquivariantModule):
+            return part
+        return partial(self._attend if name == "attention" and self._coords is not None else self._call, part)
+
+    def _call(self, part: Any, x: Tensor, *others: Any) -> Tensor:
+        y: Tensor = part(GeometricTensor(x, part.in_type, self._coords), *others).tensor
+        return y
+
+    @staticmethod
+    def _attend(
+        part: Any,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        mask: Tensor | None,
+        measure: Tensor | None,
+        *edge_attr: Tensor,
+    ) -> Tensor:
+        """Attention between points, which has the arguments of ``PointSelfAttention``, and perhaps no ``edge_attr``."""
+        known = {"edge_attr": edge_attr[0]} if edge_attr else {}
+        y: Tensor = part(GeometricTensor(x, part.in_type, coords), edge_index, batch, measure=measure, **known).tensor
+        return y

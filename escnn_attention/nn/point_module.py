@@ -18,9 +18,9 @@ from escnn_attention.geometry.cache import checked
 from escnn_attention.geometry.neighbours import numbers_if_one, numbers_of
 from escnn_attention.geometry.points import ranks
 from escnn_attention.geometry.relations import Offset
-from escnn_attention.nn.arguments import Subgroup, check_points, shown
+from escnn_attention.nn.arguments import Subgroup, shown
 from escnn_attention.nn.heads import shown_heads
-from escnn_attention.nn.module import FieldModule
+from escnn_attention.nn.module import FieldModule, check_points
 from escnn_attention.plain.point_attention import PointAttention
 
 _NEEDED_TABLES = (

@@ -22,8 +22,8 @@ from escnn_attention._checks import check_bool, check_int, check_length, check_o
 from escnn_attention.groups.fibers import count_irreps, fibers, frames, invariant_vectors, mass, regular_fields
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import check_field, check_pointwise, check_regular, check_type, check_types
-from escnn_attention.nn.module import PlainModule
+from escnn_attention.nn.arguments import check_pointwise, check_regular, check_type, check_types
+from escnn_attention.nn.module import PlainModule, check_field
 from escnn_attention.nn.norms import field_of_channels
 from escnn_attention.plain.blocks import DropPath as PlainDropPath
 from escnn_attention.plain.blocks import LayerScale as PlainLayerScale

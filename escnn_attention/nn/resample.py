@@ -8,8 +8,8 @@ from escnn.nn import FieldType
 
 from escnn_attention._checks import check_int, check_option
 from escnn_attention.groups.fibers import fibers
-from escnn_attention.nn.arguments import PaddingMode, check_padding_mode, check_pointwise, check_shape, check_type
-from escnn_attention.nn.module import PlainModule
+from escnn_attention.nn.arguments import PaddingMode, check_padding_mode, check_pointwise, check_type
+from escnn_attention.nn.module import PlainModule, check_shape
 from escnn_attention.plain.resample import AntialiasedPool as PlainAntialiasedPool
 from escnn_attention.plain.resample import Crop as PlainCrop
 from escnn_attention.plain.resample import HalvingPool as PlainHalvingPool

@@ -28,8 +28,6 @@ from escnn_attention.nn.arguments import (
     PaddingMode,
     Subgroup,
     WindowOptions,
-    check_input,
-    check_mask,
     check_options,
     check_type,
     check_types,
@@ -46,7 +44,7 @@ from escnn_attention.nn.heads import (
     is_scalar,
     shown_heads,
 )
-from escnn_attention.nn.module import MaskedModule
+from escnn_attention.nn.module import MaskedModule, check_input, check_mask
 from escnn_attention.plain.projections import AttentionMode, GroupTables, padded, with_registers
 from escnn_attention.plain.self_attention import FieldConvolution, Resampling, SelfAttention
 

@@ -26,13 +26,13 @@ from escnn_attention.nn.arguments import (
     AttentionLike,
     changed,
     check_options,
-    check_points,
     check_type,
     check_types,
     choose_attention,
     option_names,
 )
 from escnn_attention.nn.heads import is_scalar, made_for, normalised_needs
+from escnn_attention.nn.module import check_points
 from escnn_attention.nn.norms import BlockNorm, check_norm_kind, norm_of
 from escnn_attention.nn.point_attention import bind_kernel
 from escnn_attention.nn.point_module import PointLayer, PointModule, check_at_points, check_edge_dim

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from escnn_attention._checks import check_int, check_option, check_probability, check_unused
-from escnn_attention.exporting.modules import exported_parts, on_tensors
+from escnn_attention.exporting.modules import exported_parts
 from escnn_attention.geometry.cache import checked
 from escnn_attention.geometry.points import Cloud, where_present
 from escnn_attention.groups.fibers import mass
@@ -24,11 +24,7 @@ from escnn_attention.nn.arguments import (
     PointBlockOptions,
     Required,
     changed,
-    check_input,
-    check_mask,
-    check_memory,
     check_options,
-    check_points,
     check_pointwise,
     check_type,
     choose_attention,
@@ -43,7 +39,7 @@ from escnn_attention.nn.conditioning import (
 )
 from escnn_attention.nn.cross_attention import GroupCrossAttention
 from escnn_attention.nn.memory import CrossAttentionBranch, check_cross_attention
-from escnn_attention.nn.module import GridModule
+from escnn_attention.nn.module import GridModule, check_input, check_mask, check_memory, check_points, on_tensors
 from escnn_attention.nn.norms import BlockNorm, FieldBatchNorm, FieldLayerNorm, check_norm_kind
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
 from escnn_attention.nn.point_module import PointModule, check_cloud

@@ -34,7 +34,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from escnn_attention.functional.autograd import is_transformed, recompute
 from escnn_attention.functional.grid.call import GridCall, Heads, PositionalBias, Waves
 from escnn_attention.functional.grid.widen import MAX_CLASSES, join, merge, num_channels, num_classes, widen
-from escnn_attention.functional.memory import chunk_size
+from escnn_attention.functional.registry import chunk_size
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid
 

@@ -27,9 +27,9 @@ from escnn_attention.functional.grid.kernel import (
     why_not_on_the_cpu,
     why_unsupported_grid,
 )
-from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.native.arguments import Array, Kernel, num_threads
 from escnn_attention.functional.native.build import FOLDER, archive, why_no_compiler
+from escnn_attention.functional.registry import chunk_size
 from escnn_attention.geometry.cache import constant_result, constant_tables
 from escnn_attention.geometry.grid_pair import cell_of, cell_tables
 from escnn_attention.geometry.windows import WindowShape, is_causal, torus_from

@@ -24,7 +24,7 @@ from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional.autograd import PRECISE, is_transformed, recompute
 from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.grid.widen import widen
-from escnn_attention.functional.memory import chunk_size
+from escnn_attention.functional.registry import chunk_size
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Blocks

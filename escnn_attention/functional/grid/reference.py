@@ -21,7 +21,7 @@ from torch import Tensor
 
 from escnn_attention.functional.autograd import PRECISE
 from escnn_attention.functional.grid.call import GridCall, PositionalBias
-from escnn_attention.functional.memory import refuse_the_impossible
+from escnn_attention.functional.registry import refuse_the_impossible
 from escnn_attention.functional.rotate import rotate
 
 

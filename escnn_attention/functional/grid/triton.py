@@ -25,7 +25,7 @@ from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.functional.grid.kernel import GridLoop, why_not_a_table
 from escnn_attention.functional.grid.triton_launch import positions_side_by_side, steps
 from escnn_attention.functional.launch import why_not_run
-from escnn_attention.functional.memory import chunk_size
+from escnn_attention.functional.registry import chunk_size
 from escnn_attention.geometry.cache import constant_result
 
 PRODUCTS_PER_CHUNK = 2**24

@@ -25,8 +25,8 @@ from escnn_attention.exporting.loops import while_loop
 from escnn_attention.functional.autograd import PRECISE, recompute
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.points.call import PairScores, PointCall, Values, in_rows
+from escnn_attention.functional.registry import chunk_size
 from escnn_attention.geometry.at_once import Rows
 from escnn_attention.geometry.neighbours import Chunk
 

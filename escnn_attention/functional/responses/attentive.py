@@ -17,7 +17,7 @@ from torch import Tensor
 
 from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional.autograd import PRECISE, Operator, Passes
-from escnn_attention.functional.memory import chunk_size
+from escnn_attention.functional.registry import chunk_size
 from escnn_attention.functional.responses.convolution import convolve, views, wrapped
 from escnn_attention.functional.responses.responses import Arguments, backward_pass, empty_result, forward_pass
 
