@@ -17,10 +17,9 @@ too, half of it from the offset and half from the pose. Softmax over n keys with
 third, which is neither uniform nor saturated.
 """
 
-from escnn_attention.encodings.base import Encoding, NoEncoding
+from escnn_attention.encodings.base import AbsoluteEncoding, Encoding, MLPEncoding, NoEncoding, SeparableEncoding
 from escnn_attention.encodings.convolutional import ConvolutionalEncoding
 from escnn_attention.encodings.frequencies import FourierEncoding, RotaryEncoding
-from escnn_attention.encodings.mlp import AbsoluteEncoding, MLPEncoding, SeparableEncoding
 from escnn_attention.encodings.names import as_encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.encodings.quadratic import QuadraticEncoding

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from escnn_attention.encodings.base import Encoding, NoEncoding
+from escnn_attention.encodings.base import AbsoluteEncoding, Encoding, MLPEncoding, NoEncoding, SeparableEncoding
 from escnn_attention.encodings.convolutional import ConvolutionalEncoding
 from escnn_attention.encodings.frequencies import FourierEncoding, RotaryEncoding
-from escnn_attention.encodings.mlp import AbsoluteEncoding, MLPEncoding, SeparableEncoding
 
 _NAMES: dict[str, type[Encoding]] = {
     "mlp": MLPEncoding,

@@ -13,8 +13,7 @@ from torch import Tensor
 from escnn_attention.exporting.modules import exported_parts
 from escnn_attention.geometry.cache import checked, shared_geometry
 from escnn_attention.models.pretrained import PretrainedMixin
-from escnn_attention.nn.module import check_points
-from escnn_attention.nn.point_module import check_cloud
+from escnn_attention.nn.module import check_cloud, check_points
 from escnn_attention.plain.point_network import PointNetwork
 
 

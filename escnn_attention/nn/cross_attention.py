@@ -35,9 +35,8 @@ from escnn_attention.nn.arguments import (
     shown,
 )
 from escnn_attention.nn.heads import Heads, is_scalar
-from escnn_attention.nn.module import GridModule, check_field, check_shape
+from escnn_attention.nn.module import GridModule, check_field, check_index, check_shape
 from escnn_attention.nn.point_attention import check_box, choose_cutoff, choose_kernel, choose_neighbourhood
-from escnn_attention.nn.point_module import check_index
 from escnn_attention.nn.self_attention import (
     bind,
     check_on_torus,

@@ -15,9 +15,16 @@ from escnn_attention.geometry.cache import checked
 from escnn_attention.groups.fibers import columns_of, fibers, frames
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import check_type
-from escnn_attention.nn.module import MaskedModule, PlainModule, check_input, check_mask, check_points, check_shape
+from escnn_attention.nn.module import (
+    MaskedModule,
+    PlainModule,
+    check_cloud,
+    check_input,
+    check_mask,
+    check_points,
+    check_shape,
+)
 from escnn_attention.nn.norms import channels_of
-from escnn_attention.nn.point_module import check_cloud
 from escnn_attention.plain.invariants import AttentionPool as PlainAttentionPool
 from escnn_attention.plain.invariants import PointAttentionPool as PlainPointAttentionPool
 from escnn_attention.plain.invariants import PowerSpectrum as PlainPowerSpectrum

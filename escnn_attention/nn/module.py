@@ -1,9 +1,9 @@
-"""Base classes of the equivariant modules, and checks of their inputs."""
+"""Base classes of the equivariant modules on grids and between points, and checks of their inputs."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,8 +12,16 @@ from escnn.group import GroupElement
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention._checks import check_grid
-from escnn_attention.equivariance.report import equivariance_report
+from escnn_attention._checks import check_grid, check_int
+from escnn_attention.equivariance.features import further_features, transformed_features
+from escnn_attention.equivariance.report import equivariance_report, maps_grid
+from escnn_attention.geometry.cache import checked
+from escnn_attention.geometry.neighbours import numbers_if_one, numbers_of
+from escnn_attention.geometry.points import ranks
+from escnn_attention.geometry.relations import Offset
+from escnn_attention.nn.arguments import Subgroup, shown
+from escnn_attention.nn.heads import shown_heads
+from escnn_attention.plain.point_attention import PointAttention
 
 _T = TypeVar("_T")
 
@@ -288,3 +296,252 @@ class _Parts:
         known = {"edge_attr": edge_attr[0]} if edge_attr else {}
         y: Tensor = part(GeometricTensor(x, part.in_type, coords), edge_index, batch, measure=measure, **known).tensor
         return y
+
+
+_NEEDED_TABLES = (
+    "needed (edges, features) with edge_index, or without (clouds, points, points, features), of the points of each "
+    "cloud in their order"
+)
+
+
+def check_edge_dim(edge_dim: int | None) -> int | None:
+    """``edge_dim``, if it is a number of features of an edge, or None."""
+    return None if edge_dim is None else check_int("edge_dim", edge_dim)
+
+
+def check_cloud(
+    coords: Tensor,
+    edge_index: Any = None,
+    batch: Any = None,
+    mask: Any = None,
+    measure: Any = None,
+    edge_attr: Any = None,
+) -> None:
+    """Check that the arguments of a cloud fit together; points that a mask hides may hold anything."""
+    number = len(coords)
+    if number == 0:
+        raise ValueError("input: got a cloud without points, needed at least one")
+    others = {"edge_index": edge_index, "batch": batch, "mask": mask, "measure": measure}
+    for name, value in {**others, "edge_attr": edge_attr}.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{name}: got {type(value).__name__}, needed a tensor or None")
+    coords = numbers_of("coords", coords)
+    others = {name: None if value is None else numbers_of(name, value) for name, value in others.items()}
+    _check_numbers(coords, **others)
+    if edge_attr is not None:
+        _check_features(edge_attr, coords, others["edge_index"], others["batch"], others["mask"])
+
+
+def _check_numbers(
+    coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, mask: Tensor | None, measure: Tensor | None
+) -> None:
+    """Check the shapes, types and numbers of the arguments against the points."""
+    number = len(coords)
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (number,)):
+        raise ValueError(f"mask: got {mask.dtype} of shape {tuple(mask.shape)}, needed bool of shape ({number},)")
+    if mask is not None and not bool(mask.any()):
+        raise ValueError("mask: hides all points, needed at least one that is there")
+    finite = coords.isfinite().all(-1)
+    if not bool((finite if mask is None else finite | ~mask).all()):
+        raise ValueError("coords: got numbers that are not finite; leave points out by mask")
+    if edge_index is not None:
+        check_index("edge_index", edge_index, (2, edge_index.shape[-1] if edge_index.dim() else 0), number)
+    if batch is not None:
+        check_index("batch", batch, (number,), None)
+        if edge_index is not None and bool((batch[edge_index[0]] != batch[edge_index[1]]).any()):
+            raise ValueError("edge_index: got edges between points that belong to different clouds of batch")
+    if edge_index is not None:
+        _check_keys(edge_index, number, mask)
+    if measure is not None:
+        if measure.shape != (number,):
+            raise ValueError(f"measure: got shape {tuple(measure.shape)}, needed ({number},)")
+        good = (measure > 0) & measure.isfinite()
+        if not bool((good if mask is None else good | ~mask).all()):
+            raise ValueError("measure: got numbers that are not positive and finite; leave points out by mask")
+
+
+def _check_features(
+    edge_attr: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, mask: Tensor | None
+) -> None:
+    """Features of edges are finite numbers, one row for each edge, or in tables that have room for all points."""
+    needed = "needed (edges, features) with edge_index" if edge_index is not None else _NEEDED_TABLES
+    got, number = tuple(edge_attr.shape), len(coords)
+    if not edge_attr.dtype.is_floating_point:
+        raise TypeError(f"edge_attr: got {edge_attr.dtype}, needed floating-point numbers")
+    if edge_attr.device != coords.device:
+        raise ValueError(f"edge_attr: got a tensor on {edge_attr.device}, needed one on {coords.device}, as coords are")
+    features = numbers_if_one(edge_attr)  # which may differ from call to call of torch.vmap
+    if edge_index is not None:
+        if len(got) != 2 or got[0] != edge_index.shape[1]:
+            raise ValueError(f"edge_attr: got shape {got} for {edge_index.shape[1]} edges, {needed}")
+        there = torch.ones_like(edge_index[0], dtype=torch.bool) if mask is None else mask[edge_index].all(0)
+    else:
+        cloud = torch.zeros(number, dtype=torch.long, device=coords.device) if batch is None else batch
+        clouds, most = int(cloud.max()) + 1, int(cloud.bincount().max())
+        if len(got) != 4 or got[0] < clouds or got[1] != got[2] or got[1] < most:
+            raise ValueError(f"edge_attr: got shape {got} for {clouds} clouds of up to {most} points, {needed}")
+        points = edge_attr.new_zeros(got[:2], dtype=torch.bool)
+        points[cloud, ranks(batch, None, number, coords.device)] = True if mask is None else mask
+        there = points.unsqueeze(2) & points.unsqueeze(1)
+    if features is not None and not bool((features.isfinite().all(-1) | ~there).all()):
+        raise ValueError("edge_attr: got numbers that are not finite; leave points out by mask")
+
+
+def _check_keys(edge_index: Tensor, number: int, mask: Tensor | None) -> None:
+    """Every point that is there has a key."""
+    queries = edge_index[1] if mask is None else edge_index[1, mask[edge_index[0]]]
+    without = torch.ones(number, dtype=torch.bool, device=edge_index.device) if mask is None else mask.clone()
+    without[queries] = False
+    if bool(without.any()):
+        example, several = int(without.nonzero()[0]), int(without.sum())
+        raise ValueError(
+            f"edge_index: no edge leads to point {example} ({several} such of {number} points), which then has nothing "
+            "to attend to; give isolated points an edge to themselves, or leave them out by mask"
+        )
+
+
+def check_index(name: str, index: Tensor, shape: tuple[int, ...], number: int | None) -> None:
+    """``index`` is of integers, of this shape, from 0 to ``number`` - 1."""
+    if index.dtype != torch.long:
+        raise TypeError(f"{name}: got {index.dtype}, needed a tensor of torch.long")
+    if tuple(index.shape) != shape:
+        needed = "(2, edges)" if name == "edge_index" else shape
+        raise ValueError(f"{name}: got shape {tuple(index.shape)}, needed {needed}")
+    if index.numel() and (int(index.min()) < 0 or (number is not None and int(index.max()) >= number)):
+        most = "" if number is None else f" to {number - 1}"
+        raise ValueError(f"{name}: got {int(index.min())} to {int(index.max())}, needed numbers from 0{most}")
+
+
+class PointModule(FieldModule):
+    """An equivariant module on feature fields at scattered points, which leaves the points where they are."""
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for an input of this shape, ``(N, in_type.size)``."""
+        shape = tuple(input_shape)
+        if len(shape) != 2 or shape[1] != self.in_type.size:
+            raise ValueError(f"input_shape: {type(self).__name__} got {shape}, needed (points, {self.in_type.size})")
+        return (shape[0], self.out_type.size)
+
+    def check_equivariance(self, atol: float = 1e-7, rtol: float = 1e-5) -> list[tuple[Any, float]]:
+        """Check on a random cloud that the module commutes with all elements, as points are not resampled.
+
+        The arguments, the result and the error are those of :meth:`GroupSelfAttention.check_equivariance`.
+        """
+        group = self.space.fibergroup
+        why = "; samples are exact for the elements that permute them only" if group.continuous else ""
+        coords = torch.randn(12, self.space.dimensionality, dtype=torch.float64)
+        return check_at_points(self, coords, group.testing_elements(), atol, rtol, why)
+
+
+def check_at_points(
+    module: PointModule, coords: Tensor, elements: Iterable[GroupElement], atol: float, rtol: float, why: str = ""
+) -> list[tuple[GroupElement, float]]:
+    """The mean errors of elements for random features at points, each error below its limit: else it says why."""
+    module = copy.deepcopy(module).double().eval()
+    features = torch.randn(len(coords), module.in_type.size, dtype=coords.dtype)
+    x = GeometricTensor(features, module.in_type, coords if coords.numel() else None)
+    arguments, errors = further_features(module, x), []
+    others = (y for y in arguments.values() if isinstance(y, GeometricTensor))
+    grids = [y.type.gspace for y in others if y.coords is None]
+    with torch.no_grad():
+        y = module(x, **arguments)
+        limit = atol + rtol * float(y.tensor.abs().max())
+        for element in elements:
+            if not all(maps_grid(grid, element) for grid in grids):
+                continue
+            moved = module(x.transform(element), **transformed_features(arguments, element)).tensor
+            error = (moved - y.transform_fibers(element).tensor).abs()
+            assert error.max() <= limit, f"{element}: the error is {error.max():.2e}, more than {limit:.2e}{why}"
+            errors.append((element, float(error.mean())))
+    return errors
+
+
+class PointLayer(PointModule):
+    """Base class of the attention layers on points, around a ``plain`` module: the call and its checks."""
+
+    plain: PointAttention
+    poses: Subgroup = None
+
+    def __init__(self, in_type: FieldType, out_type: FieldType, plain: PointAttention, head_fields: int):
+        super().__init__(in_type, out_type)
+        self.plain = plain
+        self.num_heads = plain.num_heads
+        self.head_fields = head_fields
+
+    @property
+    def edge_dim(self) -> int | None:
+        """The number of features of an edge; None without."""
+        return self.plain.edge_dim
+
+    def forward(
+        self,
+        x: GeometricTensor,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+    ) -> GeometricTensor:
+        """Apply the layer to features at points.
+
+        Args:
+            x: features ``(N, in_type.size)`` of type ``in_type`` with ``coords`` ``(N, d)``. The output can be
+                differentiated by both.
+            edge_index: ``(2, E)``, the edges from keys (first row) to queries (second row), as in PyTorch Geometric and
+                escnn's point convolutions. A point attends to itself only if there is such an edge; to every point that
+                is there leads one. Without edges the layer searches neighbours by ``radius`` and ``num_neighbours``, or
+                takes all points of the cloud.
+            batch: ``(N,)``, the number of the cloud of each point; None for a single cloud. Edges need none, and with
+                one stay within clouds.
+            mask: ``(N,)``, False for points that are not there: they are not attended to, and their output is zero.
+            measure: ``(N,)``, the positive measure of each point: one of measure 2 counts as two points. Quadrature
+                weights make attention that of the continuous field that the points sample.
+            edge_attr: the features of edges, of a layer with an ``edge_dim`` F: ``(E, F)``, those of each edge of
+                ``edge_index``; or without edges ``(B, n, n, F)``, tables of what query i sees of key j (second and
+                third axis) for the points of each of B clouds in their order, of which a cloud may have fewer than n.
+
+        Raises:
+            TypeError: ``x`` is not a GeometricTensor, what comes with it no tensor, or an index not of integers.
+            ValueError: no points, no coordinates or such that are not finite, a point that does not exist or to which
+                no edge leads, edges between clouds, or for a layer that has a ``radius`` or ``num_neighbours``,
+                features of edges that are missing, not finite or not for this layer.
+        """
+        points = self._check(x, edge_index, batch, mask, measure, edge_attr)
+        y = self.plain(points.tensor, points.coords, edge_index, batch, mask, measure, edge_attr)
+        return GeometricTensor(y, self.out_type, x.coords)
+
+    def _check(self, x: Any, edge_index: Any, batch: Any, mask: Any, measure: Any, edge_attr: Any) -> GeometricTensor:
+        """The features, if all arguments fit the layer and each other."""
+        name = type(self).__name__
+        x = check_points(x, self.in_type, self)
+        rule = self.plain.neighbourhood
+        if edge_index is not None and not rule.is_global:
+            raise ValueError(
+                f"edge_index: {name} got edges and searches neighbours itself ({rule}); leave out one of the two"
+            )
+        checked(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
+        return x
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode: see :meth:`PlainModule.export`.
+
+        It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None, edge_attr=None)`` to features.
+        """
+        self.eval()
+        return copy.deepcopy(self.plain).eval()
+
+    def extra_repr(self) -> str:
+        core = self.plain
+        rule = core.neighbourhood
+        parts = [f"{self.in_type} -> {self.out_type}", f"num_heads={self.num_heads}", f"head_fields={self.head_fields}"]
+        parts += shown(radius=(rule.radius, None), num_neighbours=(rule.num_neighbours, None))
+        parts += [] if core.cutoff is None else [f"cutoff={core.cutoff.name}"]
+        parts += [*shown(period=(core.relation.period, None), poses=(self.poses, None)), *shown_heads(core)]
+        parts += [] if isinstance(core.relation, Offset) else [f"relation={core.relation}"]
+        parts += shown(length_scale=(core.length_scale, rule.length))
+        parts += shown(edge_dim=(core.edge_dim, None))
+        return ", ".join(parts)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"

@@ -27,7 +27,7 @@ from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import PairOptions, PointSelfOptions, check_options, check_types, option_names
 from escnn_attention.nn.heads import Heads, check_poses, check_weights, is_scalar
-from escnn_attention.nn.point_module import PointLayer, check_edge_dim
+from escnn_attention.nn.module import PointLayer, check_edge_dim
 from escnn_attention.nn.self_attention import check_shared, flat_positions, pose_indices
 from escnn_attention.plain.cutoff import Cutoff, polynomial_envelope
 from escnn_attention.plain.point_attention import ConvolvedValues, PointAttention

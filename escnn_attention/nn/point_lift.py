@@ -14,8 +14,7 @@ from escnn_attention.groups.fibers import columns_of
 from escnn_attention.groups.lie_algebra import represented
 from escnn_attention.groups.spaces import MotionSpace
 from escnn_attention.nn.arguments import check_type
-from escnn_attention.nn.module import check_points
-from escnn_attention.nn.point_module import check_cloud
+from escnn_attention.nn.module import check_cloud, check_points
 from escnn_attention.plain.point_lift import Frames
 from escnn_attention.plain.point_lift import PointLift as PlainPointLift
 

@@ -32,10 +32,9 @@ from escnn_attention.nn.arguments import (
     option_names,
 )
 from escnn_attention.nn.heads import is_scalar, made_for, normalised_needs
-from escnn_attention.nn.module import check_points
+from escnn_attention.nn.module import PointLayer, PointModule, check_at_points, check_edge_dim, check_points
 from escnn_attention.nn.norms import BlockNorm, check_norm_kind, norm_of
 from escnn_attention.nn.point_attention import bind_kernel
-from escnn_attention.nn.point_module import PointLayer, PointModule, check_at_points, check_edge_dim
 from escnn_attention.nn.pointwise import DropPath, dropout_of, ends_of, shortcut_of
 from escnn_attention.nn.transformer import PointBlock
 from escnn_attention.plain.projections import AttentionMode, FromPoses, GroupTables, QueryKeyNorm, Scalars, ToPoses

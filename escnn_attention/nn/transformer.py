@@ -39,10 +39,18 @@ from escnn_attention.nn.conditioning import (
 )
 from escnn_attention.nn.cross_attention import GroupCrossAttention
 from escnn_attention.nn.memory import CrossAttentionBranch, check_cross_attention
-from escnn_attention.nn.module import GridModule, check_input, check_mask, check_memory, check_points, on_tensors
+from escnn_attention.nn.module import (
+    GridModule,
+    PointModule,
+    check_cloud,
+    check_input,
+    check_mask,
+    check_memory,
+    check_points,
+    on_tensors,
+)
 from escnn_attention.nn.norms import BlockNorm, FieldBatchNorm, FieldLayerNorm, check_norm_kind
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
-from escnn_attention.nn.point_module import PointModule, check_cloud
 from escnn_attention.nn.pointwise import (
     Activation,
     DropPath,
