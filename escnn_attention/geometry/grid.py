@@ -248,6 +248,14 @@ def steps_within(shape: tuple[int, ...], kernel_size: int | None, window_shape: 
     return box[_inside(box, kernel_size, window_shape)]
 
 
+@constant_tables
+def steps_of(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int) -> Tensor:
+    """The offsets of a window in positions along each axis, ``(L, dim)``."""
+    if not shape:
+        return torch.zeros(1, 0, dtype=torch.long)
+    return ((dilation if kernel_size else 1) * steps_within(shape, kernel_size or None, window)).contiguous()
+
+
 def _inside(box: Tensor, kernel_size: int | None, window_shape: WindowShape) -> Tensor:
     """Which of the steps in the box of a window belong to it, ``(n,)``."""
     longest = longest_square(kernel_size, window_shape)

@@ -14,7 +14,7 @@ from torch.autograd.gradcheck import GradcheckError
 from escnn_attention.functional import rotate, tables
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.grid import native, triton
-from escnn_attention.functional.grid.kernel import Arguments
+from escnn_attention.functional.grid.call import Arguments
 from escnn_attention.functional.matmul import (
     Columns,
     add_to_each,

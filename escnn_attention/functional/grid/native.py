@@ -19,18 +19,20 @@ from torch import Tensor
 
 from escnn_attention.exporting.packaged import PackagedLoop
 from escnn_attention.functional.autograd import PRECISE, exactly, needs_operators
-from escnn_attention.functional.grid.call import GridCall, PositionalBias
-from escnn_attention.functional.grid.kernel import (
+from escnn_attention.functional.grid.call import (
     Arguments,
+    GridCall,
     GridLoop,
-    steps_of,
+    PositionalBias,
     why_not_on_the_cpu,
     why_unsupported_grid,
 )
+from escnn_attention.functional.grid.portable import plainly
 from escnn_attention.functional.native.arguments import Array, Kernel, num_threads
 from escnn_attention.functional.native.build import FOLDER, archive, why_no_compiler
 from escnn_attention.functional.registry import chunk_size
 from escnn_attention.geometry.cache import constant_result, constant_tables
+from escnn_attention.geometry.grid import steps_of
 from escnn_attention.geometry.grid_pair import cell_of, cell_tables
 from escnn_attention.geometry.windows import WindowShape, is_causal, torus_from
 
@@ -309,4 +311,4 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
     return [grad_q, grad_k, grad_v, grad_spatial, grad_pose, grad_cos, grad_sin, grad_readout]
 
 
-_loop = GridLoop("native", _forward_pass, _backward_pass, _empty, _packaged)
+_loop = GridLoop("native", _forward_pass, _backward_pass, _empty, plainly, _packaged)

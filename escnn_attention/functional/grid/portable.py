@@ -22,12 +22,13 @@ from torch import Tensor
 
 from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional.autograd import PRECISE, is_transformed, recompute
-from escnn_attention.functional.grid.call import GridCall, PositionalBias
+from escnn_attention.functional.call import QueryMode
+from escnn_attention.functional.grid.call import Arguments, GridCall, PositionalBias
 from escnn_attention.functional.grid.widen import widen
 from escnn_attention.functional.registry import chunk_size
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
-from escnn_attention.geometry.windows import Blocks
+from escnn_attention.geometry.windows import Blocks, Window
 
 SCORES_PER_CHUNK = 2**22
 """The scores of all images that are held at once. 16 MB in float32."""
@@ -316,3 +317,37 @@ def _added(q: Tensor, terms: _Terms, stretch: _Stretch) -> Tensor | None:
 def _of_poses(q: Tensor, table: Tensor) -> Tensor:
     """Queries as every output pose of a table has them."""
     return q.expand(-1, -1, -1, table.shape[1], -1, -1, -1)
+
+
+def plainly(call: Arguments) -> Tensor:
+    """The output of a loop over a grid by operations that autograd looks through."""
+    dtype, exact = call.q.dtype, PRECISE[call.q.dtype]
+    if exact != dtype:
+        return plainly(call._replace(q=call.q.to(exact), k=call.k.to(exact), v=call.v.to(exact))).to(dtype)
+    query: QueryMode = "all" if call.sum_query_poses else "own"
+    window = Window(call.kernel_size or None, call.window, call.dilation)
+    if window.looks_everywhere and call.spatial is None:
+        return _everything_at_once(call, query)
+    of_queries, of_keys = call.spacings or (1, 1)
+    grid = keys = Grid(tuple(call.shape), window, device=call.q.device, spacing=of_queries)
+    if call.spacings:
+        keys = Grid(tuple(call.key_shape), Window(), device=call.q.device, spacing=of_keys)
+    bias = PositionalBias(call.num_poses, call.spatial, call.pose)
+    return attention(GridCall(call.q, call.k, call.v, bias, grid, keys, query=query, dropout=call.dropout))
+
+
+def _everything_at_once(call: Arguments, query: QueryMode) -> Tensor:
+    """Global attention with all scores held."""
+    q, pose, cos, sin, readout = call.q, call.pose, call.cos, call.sin, call.readout
+    q = (q.unsqueeze(4) if query == "own" else q.unsqueeze(3)).expand(-1, -1, -1, call.num_poses, -1, -1)
+    score = torch.einsum("mbnhjc,mbkpc->mbnhjkp", q, call.k)
+    if pose is not None:
+        score = score + torch.einsum("mbnhjc,mhpc->mbnhjp", q, pose.expand(len(q), -1, -1, -1)).unsqueeze(-2)
+    if cos is not None and sin is not None and readout is not None:
+        a, b = torch.einsum("mbnhjc,mcf->mbnhjf", q, readout.expand(len(q), -1, -1)).chunk(2, dim=-1)
+        c, s = (t[:, :, : q.shape[2]].transpose(1, 2)[:, None, :, :, None] for t in (cos, sin))
+        wide = torch.cat([a * c - b * s, a * s + b * c], dim=-1)
+        waves = torch.cat([cos, sin], dim=-1)[:, :, -call.k.shape[2] :]
+        score = score + torch.einsum("mbnhjf,mhkf->mbnhjk", wide, waves.expand(len(q), -1, -1, -1)).unsqueeze(-1)
+    p = (score / math.sqrt(q.shape[-1])).flatten(-2).softmax(-1).unflatten(-1, score.shape[-2:])
+    return torch.einsum("mbnhjkp,mbkpc->mbnhc", p, call.v)

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from escnn_attention.functional.grid import triton_tiles, triton_windows
-from escnn_attention.functional.grid.call import GridCall
-from escnn_attention.functional.grid.kernel import GridLoop, why_not_a_table
+from escnn_attention.functional.grid.call import GridCall, GridLoop, why_not_a_table
+from escnn_attention.functional.grid.portable import plainly
 from escnn_attention.functional.grid.triton_launch import positions_side_by_side, steps
 from escnn_attention.functional.launch import why_not_run
 from escnn_attention.functional.registry import chunk_size
@@ -92,6 +92,7 @@ _loop = GridLoop(
     triton_windows.forward_pass,
     triton_windows.backward_pass,
     triton_windows.room,
+    plainly,
     laid_out=positions_side_by_side,
 )
 _tiles = GridLoop(
@@ -99,6 +100,7 @@ _tiles = GridLoop(
     triton_tiles.forward_pass,
     triton_tiles.backward_pass,
     triton_tiles.room,
+    plainly,
     laid_out=triton_tiles.laid_out,
     keeps_half=True,
 )

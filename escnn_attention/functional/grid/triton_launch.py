@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention.functional.grid.kernel import Arguments, steps_of
+from escnn_attention.functional.grid.call import Arguments
 from escnn_attention.functional.launch import kernels, on_device
 from escnn_attention.geometry.cache import constant_tables
+from escnn_attention.geometry.grid import steps_of
 from escnn_attention.geometry.windows import WindowShape, torus_from
 
 

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.functional.autograd import PRECISE
-from escnn_attention.functional.grid.call import GridCall
-from escnn_attention.functional.grid.kernel import Arguments, steps_of
+from escnn_attention.functional.grid.call import Arguments, GridCall
 from escnn_attention.functional.grid.triton_launch import (
     chunks,
     gradients_of_terms,
@@ -31,6 +30,7 @@ from escnn_attention.functional.grid.triton_launch import (
 )
 from escnn_attention.functional.launch import by_shapes, interpreted, kernels, on_device, power_of_two
 from escnn_attention.geometry.cache import constant_tables
+from escnn_attention.geometry.grid import steps_of
 from escnn_attention.geometry.windows import WindowShape, torus_from
 
 CHANNELS = 16

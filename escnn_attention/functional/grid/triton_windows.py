@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.grid.kernel import Arguments
+from escnn_attention.functional.grid.call import Arguments
 from escnn_attention.functional.grid.triton_launch import (
     chunks,
     gradients_of_terms,

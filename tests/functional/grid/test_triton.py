@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from escnn_attention import GroupSelfAttention, LiftingSelfAttention, TransformerBlock
 from escnn_attention.functional import BACKENDS, PositionalBias, attention, autograd, launch, working_memory
 from escnn_attention.functional.grid import triton, triton_tiles, triton_windows
-from escnn_attention.functional.grid.call import GridCall
-from escnn_attention.functional.grid.kernel import Arguments
+from escnn_attention.functional.grid.call import Arguments, GridCall
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
 from tests import spaces

@@ -7,7 +7,7 @@ import torch
 
 from escnn_attention.functional import autograd
 from escnn_attention.functional.grid import triton, triton_tiles
-from escnn_attention.functional.grid.kernel import Arguments
+from escnn_attention.functional.grid.call import Arguments
 
 
 def passes(compiled, chip, query, dtype, *, poses=4, channels=10, heads=9, size=24, window=5, batch=64, **options):

@@ -5,7 +5,7 @@ import torch
 
 from escnn_attention.functional import attention
 from escnn_attention.functional.grid import triton_windows
-from escnn_attention.functional.grid.kernel import Arguments
+from escnn_attention.functional.grid.call import Arguments
 from escnn_attention.functional.grid.triton_launch import positions_side_by_side
 from escnn_attention.geometry.windows import Window
 from tests.functional.cases import assert_same, case, doubled, outputs_and_gradients
