@@ -328,11 +328,9 @@ class _KernelBias(PairBias):
         super().__init__(tables)
         self._kernel = kernel
         self._poses = tables.of_pairs(kernel.poses(tables.quotient, tables.relative))
-
-    def width(self, mutual: bool) -> int:
-        halved = mutual and self.tables.halves is not None and self._kernel.combine != "mlp"
+        halved = tables.halves is not None and kernel.combine != "mlp"
         # The network has two layers.
-        return (1 if halved else 2) * self._kernel.hidden
+        self.widths = 2 * kernel.hidden, (1 if halved else 2) * kernel.hidden
 
     def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         return self._kernel.score(q, keys, seen, self._poses, self.tables.halves if mutual else None)

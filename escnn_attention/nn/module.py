@@ -113,8 +113,7 @@ class PlainModule(GridModule):
             TypeError: ``input`` is not a GeometricTensor, or of another precision than the parameters.
             ValueError: it has another gspace or type, or lies on scattered points and the module needs a grid.
         """
-        check = check_field if self.pointwise else check_input
-        x = check(input, self.in_type, self)
+        x = check_field(input, self.in_type, self, on_grid=not self.pointwise)
         if self.resizes:
             self.evaluate_output_shape(tuple(x.shape))
         return GeometricTensor(self.plain(x.tensor), self.out_type, x.coords)
@@ -149,7 +148,9 @@ class MaskedModule(PlainModule):
         return GeometricTensor(y, self.out_type)
 
 
-def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module, argument: str = "input") -> GeometricTensor:
+def check_field(
+    x: Any, in_type: FieldType, layer: torch.nn.Module, argument: str = "input", on_grid: bool = False
+) -> GeometricTensor:
     """``x``, if it is a feature field of type ``in_type``, on a grid or at points, in the precision of a layer."""
     name = type(layer).__name__
     if not isinstance(x, GeometricTensor):
@@ -163,7 +164,16 @@ def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module, argument: st
     if x.coords is None and 0 in x.tensor.shape:
         check_grid(x.tensor.shape[2:])
     _check_precision(x, layer, argument)
+    if on_grid and x.coords is not None:
+        raise ValueError(
+            f"{argument}: {name} got scattered points (coords are set), needed features on a grid, of shape "
+            f"(batch, {in_type.size}{', space' * in_type.gspace.dimensionality})"
+        )
     return x
+
+
+check_input = partial(check_field, on_grid=True)
+"""Check a feature field on a grid: see :func:`check_field`."""
 
 
 def _check_precision(x: GeometricTensor, layer: torch.nn.Module, argument: str) -> None:
@@ -200,17 +210,6 @@ def check_points(x: Any, in_type: FieldType, layer: torch.nn.Module) -> Geometri
         raise ValueError(
             f"input: {type(layer).__name__} got features on a grid, of shape {tuple(x.tensor.shape)}, needed scattered "
             f"points: GeometricTensor(features, type, coords) with coords (points, {in_type.gspace.dimensionality})"
-        )
-    return x
-
-
-def check_input(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
-    """``x``, if it is a feature field of type ``in_type`` on a grid; see :func:`check_field`."""
-    x = check_field(x, in_type, layer)
-    if x.coords is not None:
-        raise ValueError(
-            f"input: {type(layer).__name__} got scattered points (coords are set), needed features on a grid, of shape "
-            f"(batch, {in_type.size}{', space' * in_type.gspace.dimensionality})"
         )
     return x
 

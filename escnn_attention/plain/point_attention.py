@@ -228,7 +228,8 @@ class PointAttention(PointModule, HeadModule):
 
     def call(self, x: Tensor, positions: Points, measure: Tensor | None) -> PointCall:
         """The attention to compute, of features ``(N, in)`` at the given points."""
-        check_edge_attr(positions.edge_attr, positions.edge_index, self.edge_dim)
+        if positions.edge_attr is not None or self.edge_dim is not None:
+            check_edge_attr(positions.edge_attr, positions.edge_index, self.edge_dim)
         q, k, v = self.to_heads(x.unsqueeze(0))
         query, keys = self.query, self.keys
         values = None
@@ -238,15 +239,19 @@ class PointAttention(PointModule, HeadModule):
         else:
             # A single query without a pose contributes to every output pose by itself.
             query = "all" if q.shape[3] == 1 else query
+            inverse, halves = self.action_columns.permute(1, 2, 0), None
+            if self.opposite is not None and self.first_half is not None and self.sees_offsets:
+                # From -h an offset looks like the opposite offset from h.
+                halves = Halves(self.opposite, self.first_half, self.order)
             tables = PairTables(
                 relate=self.relate(),
-                inverse_action=self.action_columns.permute(1, 2, 0),
+                inverse_action=inverse,
                 quotient=self.quotient,
                 relative=self.relative,
                 query=query,
                 keys=keys,
                 log_measure=self._log_measure(measure),
-                halves=self._halves(),
+                halves=halves,
                 offsets=self.sees_offsets and self.relation.period is None,
             )
             values = None if self.values is None else self.values.bind(self.quotient, self.relative)
@@ -294,12 +299,6 @@ class PointAttention(PointModule, HeadModule):
         if alike or self.log_measure is None:
             return points
         return self.log_measure.unsqueeze(0) if points is None else points + self.log_measure
-
-    def _halves(self) -> Halves | None:
-        """The poses h and -h, from which an offset looks like the opposite offset."""
-        if self.opposite is None or self.first_half is None or not self.sees_offsets:
-            return None
-        return Halves(self.opposite, self.first_half, self.order)
 
 
 @dataclass(frozen=True, eq=False)

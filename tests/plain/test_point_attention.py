@@ -24,6 +24,7 @@ from escnn_attention import (
     working_memory,
 )
 from escnn_attention.functional import BETWEEN_POINTS
+from escnn_attention.geometry.points import Cloud
 from tests.nn.points import ENCODINGS, cloud, mixed, worst_error, written_out
 
 
@@ -350,4 +351,5 @@ def test_pairs_seen_both_ways_round(encoding, query, keys):
         ):
             torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
     layer = PointSelfAttention(mixed(space), mixed(space), head_fields=2, encoding=PairKernel(), relation=Pair())
-    assert layer.plain._halves() is None  # Pairs of positions are not opposite to each other.
+    call = layer.double().plain.call(x.tensor, layer.plain._points(Cloud(x.coords)), None)
+    assert call.bias.tables.halves is None  # Pairs of positions are not opposite to each other.

@@ -311,13 +311,13 @@ class GridLoop:
 
     def __call__(self, call: GridCall, chunk: int) -> Tensor:
         """The output of a call on a grid; ``chunk`` is how many numbers are worked on at once."""
-        positions, bias = call.query_grid, call.bias
-        window = positions.window
+        positions, keys, bias = call.query_grid, call.key_grid, call.bias
+        window, one_set = positions.window, keys is positions
         cos = sin = readout = None
         if not positions.complete:
             bias = bias if bias.waves is None else bias.explicit(call.offsets)
             # What is beyond the grid would be places that are not there.
-            window, rows = positions.trimmed if call.one_set else (window, None)
+            window, rows = positions.trimmed if one_set else (window, None)
             if rows is not None and bias.spatial is not None:
                 bias = replace(bias, spatial=bias.spatial[:, :, rows])
         elif bias.waves is not None:
@@ -335,8 +335,8 @@ class GridLoop:
             seed=torch.randint(2**62, (1,), device=call.q.device) if call.dropout else None,
             num_poses=bias.num_poses,
             shape=list(positions.shape),
-            key_shape=list(call.key_grid.shape),
-            spacings=[] if call.one_set else [positions.spacing, call.key_grid.spacing],
+            key_shape=list(keys.shape),
+            spacings=[] if one_set else [positions.spacing, keys.spacing],
             kernel_size=window.kernel_size or 0,
             window=window.shape,
             dilation=window.dilation,

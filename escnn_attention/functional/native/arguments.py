@@ -23,6 +23,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import logging
+import operator
 import struct
 import typing
 from collections.abc import Callable, Sequence
@@ -139,8 +140,8 @@ class Structure(Generic[Arguments, Results]):
             gradients: of the differentiable arguments, None for those that need none; without it, of none.
         """
         arrays = list(map(arguments.__getitem__, self._arrays))
-        # Programs take no bool beside symbolic sizes.
-        integers = [int(arguments[i]) if type(arguments[i]) is bool else arguments[i] for i in self._integers]
+        # Programs take no bool beside symbolic sizes: its positive is a whole number.
+        integers = list(map(operator.pos, map(arguments.__getitem__, self._integers)))
         for places in self._sizes:
             for i, axis in places:
                 if (array := arguments[i]) is not None:

@@ -96,21 +96,19 @@ class PairBias(ABC):
         factorises: whether scores are products of what queries and keys know by themselves.
         adds_nothing: whether scores are the products of queries and keys, and nothing else.
         num_features: how many functions of the location there are for every pair and output pose.
+        widths: how many numbers there are for every score while it is made: of other points, and of the same.
     """
 
     in_frames: bool = False
     factorises: bool = False
     adds_nothing: bool = False
     num_features: int = 0
+    widths: tuple[int, int] = (1, 1)
 
     def __init__(self, tables: PairTables):
         self.tables = tables
         self.num_poses = len(tables.inverse_action)
         self.log_measure = tables.log_measure
-
-    def width(self, mutual: bool) -> int:
-        """How many numbers there are for every score while it is made."""
-        return 1
 
     @abstractmethod
     def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
@@ -326,8 +324,8 @@ class PointCall(Call):
         points, bias, measure = self.query_points, self.bias, self.bias.log_measure
         if points.coordinates.requires_grad and self.dropout:
             return None
-        large = self.has_large_clouds
-        sums = large and self.has_sums_to_share
+        size = points.mean_size
+        large, sums = size >= MANY, size >= MANY and size > self.q.shape[-1]
         return (
             *(self.q.shape, self.k.shape, self.q.dtype, self.q.device, self.query, self.keys, self.dropout),
             *(self.normalization, self.values is None, self.edges is None, points.whole, large, sums),

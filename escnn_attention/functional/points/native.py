@@ -8,6 +8,7 @@ adds to the scores comes as functions that queries read, or as numbers: see
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -260,16 +261,6 @@ def why_not_first(call: PointCall) -> str | None:
     return "coordinates require a gradient" if forces else None
 
 
-def attention(call: PointCall) -> Tensor:
-    """Attention between points by the compiled loop: see :func:`escnn_attention.functional.attention`."""
-    return attend_in_chunks(call, _CompiledChunks, _NUMBERS_PER_CHUNK)
-
-
-def exported(call: PointCall) -> Tensor:
-    """The same attention in a package into which the loop is linked."""
-    return attend_in_export(call, _CompiledChunks)
-
-
 class _CompiledChunks(Chunks):
     """The attention of one call, chunk by chunk, by the compiled loop."""
 
@@ -314,6 +305,13 @@ class _CompiledChunks(Chunks):
             dropout=self.call.dropout,
         )
         return attend(arguments).transpose(0, 1)
+
+
+attention = partial(attend_in_chunks, kind=_CompiledChunks, fastest=_NUMBERS_PER_CHUNK)
+"""Attention between points by the compiled loop: see :func:`escnn_attention.functional.attention`."""
+
+exported = partial(attend_in_export, kind=_CompiledChunks)
+"""The same attention in a package into which the loop is linked."""
 
 
 def of_rows(x: Tensor) -> Tensor:

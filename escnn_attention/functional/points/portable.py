@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
@@ -194,11 +196,6 @@ class Chunks:
         terms = self.terms(of_queries, lambda: weights.near(keys(k)), seen, some.queries is some.keys)
         return self.combine(with_pairs(terms, self.call, some), k, v, some, seen)
 
-    @staticmethod
-    def num_features(call: PointCall) -> int:
-        """How many functions of the location are held of every pair and output pose."""
-        return call.bias.num_features
-
     def terms(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         """The terms of the scores of a chunk: see :meth:`escnn_attention.functional.points.call.PairBias.scores`."""
         return self.call.bias.scores(q, keys, seen, mutual)
@@ -215,7 +212,9 @@ class Chunks:
         return self.weights.weighted_sum(p, keys(v), None if seen is None else self.call.values, seen)
 
 
-def attend_in_chunks(call: PointCall, kind: type[Chunks], fastest: int, copies: int = 6) -> Tensor:
+def attend_in_chunks(
+    call: PointCall, kind: type[Chunks], fastest: int, copies: int = 6, num_features: int | None = None
+) -> Tensor:
     """The output ``(M, 1, N, |H|, C)`` of a call, chunk by chunk.
 
     Args:
@@ -223,23 +222,23 @@ def attend_in_chunks(call: PointCall, kind: type[Chunks], fastest: int, copies: 
         kind: what attends in a chunk.
         fastest: the numbers of a chunk that are worked on at once, where that is fastest.
         copies: how many tensors as large are held at once, at least.
+        num_features: how many functions of the location are held of every pair and output pose; by default all.
     """
     # A score, its exponential, its probability, and the gradient.
     width, points, keys = _width(call), call.query_points, call.key_points
     shares = points.repeats > 1 and kind.shares and not call.bias.adds_nothing
     # The backward pass of every chunk makes a gradient of all keys.
     fastest, repeats = max(fastest, call.k.numel()) // width, points.repeats if shares else 1
-    pairs = _pairs(call, kind, fastest, max(copies, width), repeats)
+    num_features = call.bias.num_features if num_features is None else num_features
+    pairs = _pairs(call, num_features, fastest, max(copies, width), repeats)
     chunks = (points.shared(keys) if shares else points.neighbours(keys)).chunks(pairs)
     tensors, measure = _vectors(call, any(map(attrgetter("padded"), chunks)))
-    rule, shape = kind(call, measure), _shape(call)
+    shape, attend = _shape(call), kind(call, measure).attend
     if not chunks:
         return call.v.new_zeros(shape).transpose(0, 1).unsqueeze(1)
     if torch.is_grad_enabled() and len(chunks) > 1:
-        draws, keep = call.dropout > 0, kind.keep
-        out = [recompute(rule.attend, some, *tensors, draws=draws, keep=keep) for some in chunks]
-    else:
-        out = [rule.attend(some, *tensors) for some in chunks]
+        attend = partial(recompute, attend, draws=call.dropout > 0, keep=kind.keep)
+    out = list(map(attend, chunks, *map(repeat, tensors)))
     return in_place(out, chunks, shape).to(call.v.dtype).transpose(0, 1).unsqueeze(1)
 
 
@@ -253,7 +252,7 @@ def attend_in_export(call: PointCall, kind: type[Chunks]) -> Tensor:
         tensors, measure = _vectors(call, one.padded)
         out = in_place([kind(call, measure).attend(one, *tensors)], [one], shape)
         return out.to(call.v.dtype).transpose(0, 1).unsqueeze(1)
-    rows = Rows(one, _pairs(call, kind, _WRITTEN_NUMBERS, max(6, _width(call))))
+    rows = Rows(one, _pairs(call, call.bias.num_features, _WRITTEN_NUMBERS, max(6, _width(call))))
     tensors, measure = _vectors(call, True)
     rule = kind(call, measure)
 
@@ -280,10 +279,10 @@ def _shape(call: PointCall) -> tuple[int, ...]:
 def _width(call: PointCall) -> int:
     """How many numbers there are for every score while it is made."""
     mutual = call.query_points.whole and call.key_points is call.query_points
-    return max(4, call.bias.width(mutual), 1 if call.values is None else call.values.features)
+    return max(4, call.bias.widths[mutual], 1 if call.values is None else call.values.features)
 
 
-def _pairs(call: PointCall, kind: type[Chunks], fastest: int, copies: int, repeats: int = 1) -> int:
+def _pairs(call: PointCall, num_features: int, fastest: int, copies: int, repeats: int = 1) -> int:
     """How many pairs of points there are in a chunk of at most so many scores, as many copies of which are held.
 
     Functions of the location are held once for so many points that repeat the same.
@@ -292,7 +291,7 @@ def _pairs(call: PointCall, kind: type[Chunks], fastest: int, copies: int, repea
     query_poses, key_poses = (1 if call.query == "own" else poses), (1 if call.keys == "own" else call.k.shape[3])
     size = call.q.element_size()
     pairs = chunk_size(fastest, size, copies=copies) // (heads * call.bias.num_poses * query_poses * key_poses)
-    if num_features := kind.num_features(call):
+    if num_features:
         features = _FEATURES_PER_CHUNK if call.q.device.type == "cpu" else _NUMBERS_PER_WIDE_CHUNK
         distinct = chunk_size(features, size, copies=copies) // (call.bias.num_poses * num_features)
         pairs = min(pairs, distinct * repeats)
@@ -307,7 +306,7 @@ def _vectors(call: PointCall, padded: bool) -> tuple[tuple[Tensor, ...], Tensor 
         padded: whether there is one point more, which is what fills up: it keeps values that are not finite from those
             who do not see them. It lies where every relation is finite.
     """
-    q, k, v = [t.squeeze(1).transpose(0, 1) for t in (call.q, call.k, call.v)]
+    q, k, v = (call.q.squeeze(1).transpose(0, 1), call.k.squeeze(1).transpose(0, 1), call.v.squeeze(1).transpose(0, 1))
     asking, asked = call.query_points.coordinates, call.key_points.coordinates
     measure = call.bias.log_measure
     measure = None if measure is None else measure.expand(len(k), -1)

@@ -50,8 +50,18 @@ def why_unsupported(call: PointCall) -> str | None:
 
 def attention(call: PointCall) -> Tensor:
     """Attention between points by the kernels: see :func:`escnn_attention.functional.attention`."""
-    given = call.bias.width(False) > 1 or not call.bias.tables.offsets
-    return attend_in_chunks(call, _Edges, _GIVEN_SCORES_PER_CHUNK if given else _SCORES_PER_CHUNK)
+    given = call.bias.widths[0] > 1 or not call.bias.tables.offsets
+    numbers = _GIVEN_SCORES_PER_CHUNK if given else _SCORES_PER_CHUNK
+    return attend_in_chunks(call, _Edges, numbers, num_features=_num_features(call))
+
+
+def _num_features(call: PointCall) -> int:
+    """How many numbers are held of every pair and output pose: of functions that are made here, their arguments.
+
+    Those are held as the relation gives them, and in rows.
+    """
+    first = _first_layer(call)
+    return call.bias.num_features if first is None else 2 * first[0].shape[1]
 
 
 class Arguments(NamedTuple):
@@ -129,15 +139,6 @@ class _Edges(Chunks):
     """The attention of one call, chunk by chunk, by the kernels."""
 
     shares = False
-
-    @staticmethod
-    def num_features(call: PointCall) -> int:
-        """How many numbers are held of every pair and output pose: of functions that are made here, their arguments.
-
-        Those are held as the relation gives them, and in rows.
-        """
-        first = _first_layer(call)
-        return call.bias.num_features if first is None else 2 * first[0].shape[1]
 
     def terms(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         """The terms of the scores of a chunk, without the features that are made here."""

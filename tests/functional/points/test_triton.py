@@ -300,7 +300,7 @@ def test_who_makes_features():
 
     def held(encoding, **options):
         call = call_of(layer_of(encoding, **options))
-        return triton._Edges.num_features(call), call.bias.num_features
+        return triton._num_features(call), call.bias.num_features
 
     assert held("mlp") == (4, 5)
     assert held("shared") == (5, 5)  # of two layers
