@@ -259,7 +259,8 @@ class ToPoses(Versioned):
         weight, columns = self.frames.map(self.weight, self.groups)
         if self.groups > 1:
             return grouped_linears(parts, x, weight, bias, columns, side_by_side, by_position)
-        return [grouped_linear(x, weight, None if bias is None else bias.transpose(1, 2), columns).transpose(-1, -2)]
+        bias = None if bias is None else bias.transpose(1, 2)
+        return [grouped_linear(x, weight, bias, columns, side_by_side).transpose(-1, -2)]
 
 
 class FromPoses(ExactBuffers):

@@ -281,6 +281,15 @@ def test_positions_side_by_side(groups, images, held, monkeypatch):
         assert copies.number or images == 1
 
 
+@pytest.mark.parametrize("positions", [2, 15, 16])
+def test_images_of_few_positions_are_rows(positions):
+    """A product for each image would have too few columns."""
+    x, weight = drawn(3, 5, positions).movedim(1, -1), drawn(1, 4, 5)
+    for made in (grouped_linear(x, weight)[0], grouped_linear_transpose(x[None], weight.mT)):
+        assert (made.stride(1) == 1) == (positions >= 16)
+        torch.testing.assert_close(made, x @ weight[0].T)
+
+
 @GROUPS
 def test_derivatives_of_both_orders_with_columns(groups):
     weight, seen, x = drawn(6, 5), columns(groups), drawn(2, 5)
