@@ -126,8 +126,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
+    if given.file.exists():
+        parser.error(f"file: {given.file} exists and would be replaced; needed another name")
+    given.file.parent.mkdir(parents=True, exist_ok=True)
     made = trajectories(given.number, given.frames, given.size, given.seed, given.kind)
-    np.savez(given.file, trajectories=made)
+    with given.file.open("xb") as file:
+        np.savez(file, trajectories=made)
     print(f"{given.file}: {made.shape}, SHA-256 of the values {hashlib.sha256(made.tobytes()).hexdigest()}")
 
 

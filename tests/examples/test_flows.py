@@ -65,6 +65,16 @@ def test_the_velocities_carry_the_vorticity_and_a_tracer(kind):
         assert np.abs(found + carried)[channel].max() > largest  # the control: the other direction
 
 
+def test_data_are_written_to_a_new_file_only(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(data, "trajectories", lambda number, *_: np.full((number, 3, 2, 8, 8), number, np.float32))
+    file = tmp_path / "runs" / "flows.npz"
+    data.main([str(file), "--number", "2"])
+    with pytest.raises(SystemExit):
+        data.main([str(file), "--number", "3"])
+    assert "file: " in capsys.readouterr().err
+    assert np.load(file)["trajectories"].shape == (2, 3, 2, 8, 8)
+
+
 @pytest.mark.parametrize("kind", data.CHANNELS)
 def test_trajectories_decay_or_are_driven_and_more_of_them_change_no_other(kind):
     pytest.importorskip("exponax")
