@@ -134,7 +134,6 @@ def grouped_linear(
     bias: Tensor | None = None,
     columns: Columns | None = None,
     side_by_side: bool | None = None,
-    by_position: bool = False,
 ) -> Tensor:
     """A linear map for every group: ``(..., s)`` and weights ``(G, *o, s)`` to ``(G, ..., *o)``.
 
@@ -150,7 +149,6 @@ def grouped_linear(
             :func:`~escnn_attention.functional.matmul.gather_columns` gives.
         side_by_side: whether the positions of the result lie side by side in memory, for ``x`` ``(B, *space, s)``; by
             default as those of ``x`` for a single group.
-        by_position: whether all groups lie side by side at each position, without gradients.
     """
     x, weight = of_one_precision(x, weight)
     bias = None if bias is None else bias.to(weight.dtype)
@@ -161,7 +159,7 @@ def grouped_linear(
         side_by_side = groups == 1 and x.stride(-1) != 1 == x.stride(-2) and x.shape[1:-1].numel() >= _NARROW
     if not torch.is_grad_enabled():
         map_ = weight if columns is None else gather_columns(weight, columns)
-        return _linear(x, map_, bias, side_by_side, by_position)
+        return _linear(x, map_, bias, side_by_side)
     return _GroupedLinear.apply(x, weight, bias, side_by_side, *(columns or (None, None, 0)))
 
 
@@ -172,14 +170,11 @@ def grouped_linears(
     bias: Tensor | None = None,
     columns: Columns | None = None,
     side_by_side: bool | None = None,
-    by_position: bool = False,
 ) -> Sequence[Tensor]:
     """:func:`grouped_linear` in so many parts, each of as many groups ``(G', ..., *o)``.
 
     On the CPU parts of many numbers are a product each, so that their gradients need not be copied into one tensor.
     """
-    if by_position:
-        return apart(grouped_linear(x, weight, bias, columns, side_by_side, by_position), parts)
     rows = math.prod(x.shape[:-1])  # in programs it may be any number
     outputs = math.prod(weight.shape[:-1]) if columns is None else weight.shape[0] * len(columns.seen)
     one_group = columns is not None and columns.groups == parts  # A single group would have its poses inside.
@@ -268,12 +263,10 @@ def _columns(y: Tensor, last: int) -> Tensor:
     return y.flatten(1, 1 + last).flatten(2)
 
 
-def _linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool = False, by_position: bool = False
-) -> Tensor:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool = False) -> Tensor:
     shape, weight = weight.shape, weight.flatten(1, -2)
     groups, outputs, inputs = weight.shape
-    in_one = side_by_side or by_position or _in_one(weight, math.prod(x.shape[:-1]))
+    in_one = side_by_side or _in_one(weight, math.prod(x.shape[:-1]))
     if bias is not None and in_one:  # With zeros for the other groups: one copy.
         bias = F.pad(bias.expand(-1, *shape[1:-1]), (0, 0) * (len(shape) - 2) + (0, groups - len(bias))).view(-1)
     if side_by_side:
@@ -285,7 +278,7 @@ def _linear(
     rows = x.reshape(-1, inputs)  # of other shapes torch adds the bias in an operation of its own
     if in_one:
         y = F.linear(rows, weight.view(-1, inputs), bias).view(-1, groups, outputs).transpose(0, 1)
-        y = y if by_position or y.device.type in launch.DEVICES else y.contiguous()
+        y = y if y.device.type in launch.DEVICES else y.contiguous()
     else:
         y = torch.bmm(rows.expand(groups, -1, -1), weight.transpose(1, 2))
         if bias is not None:

@@ -27,8 +27,9 @@ from escnn_attention.nn.module import PlainModule, check_field
 from escnn_attention.nn.norms import field_of_channels
 from escnn_attention.plain.blocks import DropPath as PlainDropPath
 from escnn_attention.plain.blocks import LayerScale as PlainLayerScale
-from escnn_attention.plain.projections import FieldLinear as PlainFieldLinear
-from escnn_attention.plain.projections import FromPoses, Isotypic, ProjectionKind, ToPoses
+from escnn_attention.plain.irreps import FieldLinear as PlainFieldLinear
+from escnn_attention.plain.irreps import Isotypic
+from escnn_attention.plain.projections import FromPoses, ProjectionKind, ToPoses
 from escnn_attention.plain.projections import PoseFeedForward as PlainPoseFeedForward
 from escnn_attention.plain.projections import PoseLinear as PlainPoseLinear
 

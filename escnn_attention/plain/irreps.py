@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Parameter
 
 from escnn_attention.functional import launch
 from escnn_attention.functional.autograd import needs_operators
@@ -419,3 +420,41 @@ class _Map(torch.autograd.Function):
         else:
             of_x, of_bias, of_weights = irreps.differentiate(grads[0], x, weights, transposed)
         return None, None, None, of_x, of_bias if needed[1] else None, *of_weights
+
+
+class Isotypic(NamedTuple):
+    """Where an irrep of size d occurs: ``(m, d, in)`` and ``(out, n, d)``, and its endomorphisms ``(k, d, d)``."""
+
+    source: np.ndarray
+    target: np.ndarray
+    endomorphisms: np.ndarray
+
+
+class FieldLinear(ExactBuffers):
+    """A linear map of ``(B, in, *space)`` that mixes the copies of each irrep, with a bias along the invariants."""
+
+    invariants: Tensor
+
+    def __init__(self, parts: Sequence[Isotypic], out: int, invariants: np.ndarray | None):
+        super().__init__()
+        self.out = out
+        self.weights = torch.nn.ParameterList()
+        for i, (source, target, endomorphisms) in enumerate(parts):
+            for name, value in (("source", source), ("target", target), ("endomorphisms", endomorphisms)):
+                self.register_exact(f"{name}_{i}", value)
+            shape = (target.shape[1], source.shape[0], len(endomorphisms))
+            self.weights.append(Parameter(torch.randn(shape) / math.sqrt(shape[1] * shape[2])))
+        self.bias: Parameter | None = None
+        if invariants is not None and invariants.shape[1]:
+            self.register_exact("invariants", invariants)
+            self.bias = Parameter(torch.zeros(invariants.shape[1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.new_zeros(x.shape[0], self.out, *x.shape[2:])
+        for i, weight in enumerate(self.weights):
+            source, target = getattr(self, f"source_{i}"), getattr(self, f"target_{i}")
+            mixed = torch.einsum("nmk,kde,mei->ndi", weight, getattr(self, f"endomorphisms_{i}"), source)
+            y = y + torch.einsum("ond,ndi,bi...->bo...", target, mixed, x)
+        if self.bias is not None:
+            y = y + (self.invariants @ self.bias).to(y.dtype).view(-1, *[1] * (x.dim() - 2))
+        return y

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -166,6 +166,11 @@ class Frames(ExactBuffers):
                 return weight, columns
         return self._kept.of(weight, lambda w: self._expanded(w, groups, columns), self.training), None
 
+    def matrix(self, weight: Tensor, groups: int) -> Tensor:
+        """The vectors in all frames, one below the other."""
+        vectors, columns = self.map(weight, groups)
+        return (vectors if columns is None else gather_columns(vectors, columns)).flatten(0, 2)
+
     def _expanded(self, weight: Tensor, groups: int, columns: Columns | None) -> Tensor:
         return self(weight, groups) if columns is None else gather_columns(weight, columns)
 
@@ -236,14 +241,25 @@ class ToPoses(Versioned):
         self.irreps = Irreps.of(segments, fields, groups) if kind == "group" else None
         self.weight = Parameter(torch.randn(fields, fan_in) / math.sqrt(fan_in))
         self.bias = _biases(bias, last_bias)
+        self._kept: Derived[Tensor] = Derived()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.in_parts(x, 1)[0]
 
-    def in_parts(
-        self, x: Tensor, parts: int, side_by_side: bool | None = None, by_position: bool = False
-    ) -> Sequence[Tensor]:
-        """The output in so many parts of groups; positions side by side in memory, or all groups at each, if asked."""
+    def of_rows(self, x: Tensor) -> Tensor:
+        """The output of rows ``(..., size)`` by one product, ``(..., groups · |H| · fields // groups)``."""
+        assert self.frames is not None
+        weight = self.frames.matrix(self.weight, self.groups)
+        return F.linear(x, weight, None if self.bias is None else self._kept.of(self.bias, self._shifts, self.training))
+
+    def _shifts(self, bias: Tensor) -> Tensor:
+        """The biases of all groups, poses and fields."""
+        some = _by_group(bias, len(self.weight) // self.groups, self.last_bias)
+        assert some is not None
+        return F.pad(some.expand(-1, self.order, -1), (0, 0, 0, 0, 0, self.groups - len(some))).flatten()
+
+    def in_parts(self, x: Tensor, parts: int, side_by_side: bool | None = None) -> Sequence[Tensor]:
+        """The output in so many parts of groups; with positions side by side in memory if asked."""
         fields = len(self.weight) // self.groups
         bias = _by_group(self.bias, fields, self.last_bias)  # every pose has that of its field
         if self.frames is None:
@@ -254,11 +270,11 @@ class ToPoses(Versioned):
             if side_by_side:
                 if self.irreps.pays(x, self.weight, x.shape[1]):
                     return self.irreps.to_images(x, self.weight, bias, parts)
-            elif self.irreps.pays(x, self.weight, math.prod(x.shape[:-1]), by_position):
+            elif self.irreps.pays(x, self.weight, math.prod(x.shape[:-1])):
                 return apart(self.irreps.to_poses(x, self.weight, bias), parts)
         weight, columns = self.frames.map(self.weight, self.groups)
         if self.groups > 1:
-            return grouped_linears(parts, x, weight, bias, columns, side_by_side, by_position)
+            return grouped_linears(parts, x, weight, bias, columns, side_by_side)
         bias = None if bias is None else bias.transpose(1, 2)
         return [grouped_linear(x, weight, bias, columns, side_by_side).transpose(-1, -2)]
 
@@ -297,11 +313,19 @@ class FromPoses(ExactBuffers):
         shape = (fields, width) if kind == "group" else (size // order, fields)
         self.weight = Parameter(torch.randn(shape) / math.sqrt(fan_in))
         self.bias: Parameter | None = None
+        self._kept: Derived[Tensor] = Derived()
         self.by_field = False  # whether each of several fields of one size has a number for all its channels
         if invariants is not None and (number := invariants.shape[1]):
             self.register_exact("invariants", invariants)
             self.bias = Parameter(torch.zeros(number))
             self.by_field = np.array_equal(invariants, np.eye(number).repeat(size // number, axis=0))
+
+    def of_rows(self, y: Tensor) -> Tensor:
+        """The output ``(..., size)`` of rows ``(..., groups · |H| · fields // groups)``, by one product."""
+        assert self.frames is not None
+        weight = self.frames.matrix(self.weight, self.groups).mT
+        bias = None if self.bias is None else self._kept.of(self.bias, self.invariants.matmul, self.training)
+        return F.linear(y, weight, bias)
 
     def forward(self, y: Tensor) -> Tensor:
         if self.irreps is not None:
@@ -335,14 +359,12 @@ class Scalars(Versioned):
     def forward(self, x: Tensor) -> Tensor:
         return self.in_parts(x, 1)[0]
 
-    def in_parts(
-        self, x: Tensor, parts: int, side_by_side: bool | None = None, by_position: bool = False
-    ) -> Sequence[Tensor]:
+    def in_parts(self, x: Tensor, parts: int, side_by_side: bool | None = None) -> Sequence[Tensor]:
         """The output in so many parts, each of as many groups."""
         fields = len(self.weight) // self.groups
         weight = self.weight.view(self.groups, 1, fields, -1)
         bias = _by_group(self.bias, fields, self.last_bias)
-        return grouped_linears(parts, x, weight, bias, None, side_by_side, by_position)
+        return grouped_linears(parts, x, weight, bias, None, side_by_side)
 
 
 @dataclass(frozen=True, eq=False)
@@ -485,12 +507,10 @@ class HeadModule(ScoredHeads):
         """The encoding, or its mean over the elements of a coset, where these are the poses."""
         return self.encoding if self.stabilizer is None else OverStabilizer(self.encoding, self.stabilizer)
 
-    def to_heads(
-        self, x: Tensor, side_by_side: bool = False, by_position: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def to_heads(self, x: Tensor, side_by_side: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values ``(M, B, N, P, C)`` of ``(B, *space, in)``; with registers, if there are any."""
         x = x.flatten(1, -2)
-        made = self.project_in.in_parts(x, len(self.needs.fields), side_by_side, by_position)  # M, B, N, P, C of each
+        made = self.project_in.in_parts(x, len(self.needs.fields), side_by_side)  # M, B, N, P, C of each
         fields = dict(zip(self.needs.fields, made, strict=True))
         values = fields["values"]
         # Queries that nobody reads only say how many there are.
@@ -549,42 +569,4 @@ class PoseFeedForward(torch.nn.Module):
         if element is not None:
             assert self.transformation is not None
             y = self.transformation.outputs(y, element)
-        return y
-
-
-class Isotypic(NamedTuple):
-    """Where an irrep of size d occurs: ``(m, d, in)`` and ``(out, n, d)``, and its endomorphisms ``(k, d, d)``."""
-
-    source: np.ndarray
-    target: np.ndarray
-    endomorphisms: np.ndarray
-
-
-class FieldLinear(ExactBuffers):
-    """A linear map of ``(B, in, *space)`` that mixes the copies of each irrep, with a bias along the invariants."""
-
-    invariants: Tensor
-
-    def __init__(self, parts: Sequence[Isotypic], out: int, invariants: np.ndarray | None):
-        super().__init__()
-        self.out = out
-        self.weights = torch.nn.ParameterList()
-        for i, (source, target, endomorphisms) in enumerate(parts):
-            for name, value in (("source", source), ("target", target), ("endomorphisms", endomorphisms)):
-                self.register_exact(f"{name}_{i}", value)
-            shape = (target.shape[1], source.shape[0], len(endomorphisms))
-            self.weights.append(Parameter(torch.randn(shape) / math.sqrt(shape[1] * shape[2])))
-        self.bias: Parameter | None = None
-        if invariants is not None and invariants.shape[1]:
-            self.register_exact("invariants", invariants)
-            self.bias = Parameter(torch.zeros(invariants.shape[1]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.new_zeros(x.shape[0], self.out, *x.shape[2:])
-        for i, weight in enumerate(self.weights):
-            source, target = getattr(self, f"source_{i}"), getattr(self, f"target_{i}")
-            mixed = torch.einsum("nmk,kde,mei->ndi", weight, getattr(self, f"endomorphisms_{i}"), source)
-            y = y + torch.einsum("ond,ndi,bi...->bo...", target, mixed, x)
-        if self.bias is not None:
-            y = y + (self.invariants @ self.bias).to(y.dtype).view(-1, *[1] * (x.dim() - 2))
         return y

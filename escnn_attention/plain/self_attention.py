@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.base import Needs
 from escnn_attention.encodings.bias import FromAllPoses, positional_bias
+from escnn_attention.exporting.mode import exporting, packaging
 from escnn_attention.functional import ON_GRIDS, GridCall, KeyMode, PositionalBias, QueryMode, probabilities
-from escnn_attention.functional.grid import native
+from escnn_attention.functional.autograd import PRECISE, needs_operators
+from escnn_attention.functional.grid import native, portable
 from escnn_attention.functional.grid.triton import tiled
 from escnn_attention.geometry.grid import Grid, kept_grid
 from escnn_attention.geometry.grid_pair import GridPair
@@ -32,6 +35,17 @@ from escnn_attention.plain.projections import (
 
 _MANY_POSITIONS = 64
 """Of so many positions linear maps of single images are as fast as those of all images together."""
+
+
+_FEW_WEIGHTS = 2**20
+"""Products of at most so many weights take less time than products in irreps, without gradients."""
+
+
+def has_few_weights(project_in: ToPoses | Scalars, project_out: FromPoses) -> bool:
+    """Whether rows of channels are mapped to heads and back in the least time by expanded weights."""
+    if isinstance(project_in, Scalars) or project_in.frames is None or project_out.groups == 1:
+        return False
+    return project_in.irreps is None or project_in.order * project_in.weight.numel() <= _FEW_WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -133,6 +147,10 @@ class SelfAttention(HeadModule):
         of_offsets = encoding.form in ("offsets", "features") and not encoding.absolute
         self.has_table = window.kernel_size is not None or of_offsets
         self.lifts = isinstance(project_in, Scalars)  # queries and keys have no poses, the same ones for all outputs
+        # Scores are products of the channels of all poses, and every position sees every other.
+        self.by_content = self.shared_scores and encoding.form is None and not encoding.rotates
+        self.by_content &= mode.normalization == "softmax" and needs.queries and needs.keys and query_weight == 1
+        self.by_content &= window.looks_everywhere and not self.resizes and has_few_weights(project_in, project_out)
         self.start()
 
     @torch.no_grad()
@@ -172,13 +190,36 @@ class SelfAttention(HeadModule):
         if element is not None:
             assert self.transformation is not None
             x = self.transformation.inputs(x, element, inverse=True)
-        call = self.call(x, positions, element)
-        y = ON_GRIDS.compute(call if mask is None else replace(call, bias=hidden(call.bias, mask)), self.backend)
-        y = fields_of(self.project(y), self.resampling.shape(x.shape[2:]) if self.resizes else x.shape[2:])
+        if mask is None and self.by_content and self._fuses(x):
+            y = fields_of(self._attend_by_content(x.unsqueeze(-1).flatten(2).transpose(1, 2)), x.shape[2:])
+        else:
+            call = self.call(x, positions, element)
+            y = ON_GRIDS.compute(call if mask is None else replace(call, bias=hidden(call.bias, mask)), self.backend)
+            y = fields_of(self.project(y), self.resampling.shape(x.shape[2:]) if self.resizes else x.shape[2:])
         if element is not None:
             assert self.transformation is not None
             y = self.transformation.outputs(y, element)
         return y
+
+    def _fuses(self, x: Tensor) -> bool:
+        """Whether expanded weights and PyTorch's fused attention take less time than a backend of one's choice."""
+        if self.backend != "auto" or x.device.type != "cpu" or x.dtype != self.project_in.weight.dtype:
+            return False
+        if x.dtype != PRECISE[x.dtype] or torch.is_autocast_enabled("cpu") or (self.training and self.dropout):
+            return False
+        if self.qk_norm is not None or self.registers is not None:
+            return False
+        if exporting():
+            return not packaging() and portable.holds_scores(self.num_heads, math.prod(x.shape[2:]), x.element_size())
+        return native.fuses(self.channels * self.action_columns.shape[1]) and not needs_operators(x)
+
+    def _attend_by_content(self, rows: Tensor) -> Tensor:
+        """The attention of rows of channels ``(B, N, in)``, in rows ``(B, N, out)``."""
+        assert isinstance(self.project_in, ToPoses)
+        fields = self.project_in.of_rows(rows).unflatten(-1, (3, self.num_heads, -1))
+        queries, values, keys = fields.permute(2, 0, 3, 1, 4).unbind()
+        y = F.scaled_dot_product_attention(queries, keys, values)
+        return self.project_out.of_rows(y.transpose(1, 2).flatten(2))
 
     def attention_maps(
         self, x: Tensor, queries: Tensor, poses: Sequence[int] | None, mask: Tensor | None = None
@@ -210,10 +251,8 @@ class SelfAttention(HeadModule):
             half = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
             dtype = torch.get_autocast_dtype(x.device.type) if half else x.dtype
             side_by_side = not tiled(positions.complete, self.channels, dtype)
-        content = self.shared_scores and self.encoding.form is None and positions.complete
-        by_position = content and native.fuses(self.channels * len(self.inverse_action))
         rows = x.unsqueeze(-1).flatten(2).transpose(1, 2)
-        q, k, v = self.to_heads(rows, side_by_side=side_by_side, by_position=by_position)
+        q, k, v = self.to_heads(rows, side_by_side=side_by_side)
         # One query without a pose contributes to every output pose, whichever of its poses would.
         query: QueryMode = "all" if self.lifts else self.query
         keys: KeyMode = "all" if self.lifts else self.keys

@@ -11,10 +11,10 @@ import torch
 from escnn import gspaces
 from escnn.nn import FieldType
 
-from escnn_attention import GroupSelfAttention, LiftingSelfAttention, Samples
+from escnn_attention import GroupSelfAttention, LiftingSelfAttention, Samples, sequence_space
 from escnn_attention.groups.fibers import mass
 from escnn_attention.plain.projections import Scalars, ToPoses
-from escnn_attention.plain.self_attention import FieldConvolution
+from escnn_attention.plain.self_attention import FieldConvolution, SelfAttention
 from tests.nn.attention import TOLERANCE, attention_for, turned_error
 from tests.spaces import PLANE, random_field, regular, scalars
 
@@ -346,3 +346,56 @@ def test_each_part_of_a_field_convolution_reads_its_channels():
     expected = torch.cat([parts[0](x[:, [0, 2]]), parts[1](x[:, [1]])], 1)
     torch.testing.assert_close(FieldConvolution(parts, [[0, 2], [1]])(x), expected)
     torch.testing.assert_close(FieldConvolution(parts[:1], [[0, 2]])(x[:, [0, 2]]), expected[:, :3])
+
+
+CONTENT = {
+    "regular": lambda g: (FieldType(g, 4 * [g.regular_repr]), {}),
+    "mixed": lambda g: (FieldType(g, 4 * [g.trivial_repr] + 4 * [g.irrep(1, 1)]), {"head_fields": 2}),
+    "cosets": lambda g: (FieldType(g, 4 * [g.regular_repr]), {"poses": (None, 2), "head_fields": 8}),
+    "without bias": lambda g: (FieldType(g, 4 * [g.regular_repr]), {"bias": False}),
+    "one head": lambda g: (FieldType(g, 4 * [g.regular_repr]), {"num_heads": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", CONTENT)
+def test_attention_by_content_without_gradients_is_the_formula(kind, monkeypatch):
+    fields, options = CONTENT[kind](sequence_space(gspaces.flipRot2dOnR2(4).fibergroup))
+    torch.manual_seed(0)
+    given = {"num_heads": 2, "kernel_size": None, "encoding": "none", "keys": "own", "shared_scores": True, **options}
+    plain = GroupSelfAttention(fields, fields, **given).double().eval().plain
+    for parameter in plain.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    calls, computed = [], SelfAttention._attend_by_content
+    monkeypatch.setattr(SelfAttention, "_attend_by_content", lambda *given: calls.append(1) or computed(*given))
+    x = torch.randn(2, fields.size, 7, dtype=torch.float64)
+    mask = torch.ones(2, 7, dtype=torch.bool)
+
+    def error():
+        plain.backend = "reference"
+        expected = plain(x)
+        plain.backend = "auto"
+        found = [torch.export.export(plain, (x,)).module()(x), plain(x), plain(x)]
+        return max(float((y - expected).abs().max() / expected.abs().max()) for y in found)
+
+    with torch.no_grad():
+        assert error() < 1e-12
+        plain.project_in.weight.data[0] += 1  # Expanded weights are those of the weights.
+        assert error() < 1e-12
+        number = len(calls)
+        assert number == (0 if kind == "one head" else 6)
+        plain(x, mask)
+    plain(x)
+    assert len(calls) == number
+
+
+def test_attention_by_content_sees_all_weights():
+    fields, options = CONTENT["regular"](sequence_space(gspaces.flipRot2dOnR2(4).fibergroup))
+    given = {"num_heads": 2, "kernel_size": None, "encoding": "none", "keys": "own", "shared_scores": True, **options}
+    plain, x = GroupSelfAttention(fields, fields, **given).eval().plain, torch.randn(2, fields.size, 7)
+    with torch.no_grad():
+        before = plain(x)
+        for parameter in plain.parameters():
+            parameter.data.mul_(1.5).add_(0.1)
+            after = plain(x)
+            assert not torch.allclose(before, after)
+            before = after

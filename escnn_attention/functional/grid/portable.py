@@ -161,6 +161,11 @@ def _slices(number: int, size: int) -> list[slice]:
     return [slice(first, first + size) for first in range(0, max(1, number), size)]
 
 
+def holds_scores(heads: int, positions: int, element_size: int) -> bool:
+    """Whether a program may hold all scores of an image; it has no decision on a number that varies."""
+    return isinstance(positions, int) and heads * positions**2 <= _scores_of_image(element_size)
+
+
 @in_programs(lambda element_size: chunk_size(SCORES_PER_IMAGE, element_size, copies=4))
 def _scores_of_image(element_size: int) -> int:
     """How many scores of an image are held at once."""
