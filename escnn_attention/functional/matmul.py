@@ -156,7 +156,9 @@ def grouped_linear(
         return _linear_of_operators(x, weight if columns is None else gather_columns(weight, columns), bias)
     if side_by_side is None:
         groups = len(weight) if columns is None else columns.groups
-        side_by_side = groups == 1 and x.stride(-1) != 1 == x.stride(-2) and x.shape[1:-1].numel() >= _NARROW
+        side_by_side = groups == 1 and x.dim() > 2 and x.stride(-1) != 1 == x.stride(-2)
+        # A GPU copies no small images.
+        side_by_side &= x.device.type in launch.DEVICES or x.shape[1:-1].numel() >= _NARROW
     if not torch.is_grad_enabled():
         map_ = weight if columns is None else gather_columns(weight, columns)
         return _linear(x, map_, bias, side_by_side)
@@ -236,7 +238,8 @@ def grouped_linear_transpose(
         return _linear_transpose_of_operators(y, weight if columns is None else gather_columns(weight, columns), bias)
     if side_by_side is None:
         last = weight.dim() - 2 if columns is None else 2
-        side_by_side = y.stride(-1) != 1 == y.stride(-1 - last) and y.shape[2:-last].numel() >= _NARROW
+        side_by_side = y.dim() > 2 + last and y.stride(-1) != 1 == y.stride(-1 - last)
+        side_by_side &= y.device.type in launch.DEVICES or y.shape[2:-last].numel() >= _NARROW
     if y.device.type in launch.DEVICES and not side_by_side:  # One copy, if any, in place of one for each product.
         lead = y.dim() - 1 - (weight.dim() - 2 if columns is None else 2)
         rows = _rows_of_all(y, lead)
