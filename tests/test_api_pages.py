@@ -8,7 +8,7 @@ from types import ModuleType
 
 import escnn_attention
 
-PUBLIC = ("", "encodings", "equivariance", "functional", "models", "nn", "plotting", "training")
+PUBLIC = ("", "encodings", "equivariance", "functional", "models", "plotting", "training")
 """Packages whose ``__all__`` is public."""
 
 

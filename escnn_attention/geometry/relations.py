@@ -229,7 +229,7 @@ def _rotation_vector(matrix: np.ndarray) -> np.ndarray:
 
 class LiftedMotion(Relation):
     r"""The motion between two points that are motions themselves, :math:`g_k^{-1} g_q` of :math:`g = (x, R)` in SE(2)
-    or SE(3): the points of a cloud that :class:`~escnn_attention.nn.PointLift` has lifted.
+    or SE(3): the points of a cloud that :class:`~escnn_attention.PointLift` has lifted.
 
     With :math:`(t, R) = g_k^{-1} g_q` and the vector :math:`\omega = \log R` of length :math:`\theta` (a number in the
     plane), the logarithm is

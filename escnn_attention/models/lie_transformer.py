@@ -61,16 +61,16 @@ class LieTransformer(CloudNetwork):
         readout: the MLP on the pooled features of ``"clouds"``, or a linear map at ``"points"`` that are then pooled.
         pool: ``"mean"`` or ``"max"``, over points and poses together.
         lift_samples: with all rotations of the plane or of space, the number of rotations that are drawn for each
-            point: see :class:`~escnn_attention.nn.PointLift`. The sum over h is then over them.
+            point: see :class:`~escnn_attention.PointLift`. The sum over h is then over them.
         positive_quaternions: draw them with positive real parts, where ``relation`` is
-            ``LiftedMotion("quaternion")``: see :class:`~escnn_attention.nn.PointLift`.
+            ``LiftedMotion("quaternion")``: see :class:`~escnn_attention.PointLift`.
         options: of the blocks: ``encoding``, by default the published kernel,
             ``PairKernel(biases=True, last_activation=True)``; ``relation``, by default the offset, or for lifted points
             :class:`~escnn_attention.LiftedMotion`; ``normalization``, ``backend``; and ``num_neighbours``, with
             ``lift_samples`` the nearest lifts by :meth:`LiftedMotion.distance <escnn_attention.LiftedMotion.distance>`.
 
     Attributes:
-        lift: the :class:`~escnn_attention.nn.PointLift`, or None.
+        lift: the :class:`~escnn_attention.PointLift`, or None.
 
     Shape:
         ``(N, in_type.size)`` at points ``(N, d)`` to ``(B, num_outputs)`` for B clouds.
@@ -144,7 +144,7 @@ class LieTransformer(CloudNetwork):
         Args:
             input, coords, edge_index, batch, mask, measure: as in :meth:`CloudNetwork.forward`.
             lifts: the rotations of each point, of a network with ``lift_samples``: angles ``(N, S)`` or quaternions
-                ``(N, S, 4)``. None to draw them: see :class:`~escnn_attention.nn.PointLift`.
+                ``(N, S, 4)``. None to draw them: see :class:`~escnn_attention.PointLift`.
 
         Raises:
             TypeError, ValueError: as :meth:`CloudNetwork.forward`; lifts of another shape, or of points without any.

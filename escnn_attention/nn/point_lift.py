@@ -56,7 +56,7 @@ class PointLift(torch.nn.Module):
     Example:
         >>> import torch
         >>> from escnn_attention import LiftedMotion, PointSelfAttention
-        >>> from escnn_attention.nn import PointLift
+        >>> from escnn_attention import PointLift
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(-1)
         >>> lift = PointLift(nn.FieldType(g, 3 * [g.trivial_repr]), num_samples=2)

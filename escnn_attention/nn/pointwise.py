@@ -139,7 +139,7 @@ class PoseLinear(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn_attention.nn import PoseLinear
+        >>> from escnn_attention import PoseLinear
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(6)
         >>> hidden, vectors = nn.FieldType(g, 4 * [g.regular_repr]), nn.FieldType(g, 2 * [g.irrep(1)])
@@ -206,7 +206,7 @@ class PoseFeedForward(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn_attention.nn import PoseFeedForward
+        >>> from escnn_attention import PoseFeedForward
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot3dOnR3()
         >>> vectors = nn.FieldType(g, 4 * [g.irrep(1)])
@@ -272,7 +272,7 @@ class FieldLinear(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn_attention.nn import FieldLinear
+        >>> from escnn_attention import FieldLinear
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(-1)
         >>> one, other = nn.FieldType(g, 3 * [g.irrep(1)]), nn.FieldType(g, [g.irrep(1), g.trivial_repr])

@@ -92,7 +92,7 @@ class TransformerBlock(GridModule):
     with LN a :class:`FieldLayerNorm`, :math:`\sigma` the activation and W equivariant maps. The shortcut is the
     identity where the types agree and an equivariant map elsewhere; the hidden fields of the pointwise network are
     regular. Over a continuous fiber group, with ``norm="pre"``, they are functions on the samples
-    (:class:`escnn_attention.nn.PoseFeedForward`).
+    (:class:`escnn_attention.PoseFeedForward`).
 
     Args:
         in_type: the type of the input; for ``norm="gsa"`` fields with pointwise nonlinearities.

@@ -12,7 +12,8 @@ from escnn.nn import EquivariantModule, GeometricTensor
 from torch import Tensor
 
 from escnn_attention.equivariance.inspection import evaluating, find_layers, on_fields, watch
-from escnn_attention.nn import AttentiveConv, FeatureAttention, HalvingPool, PoseAttention
+from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention
+from escnn_attention.nn.resample import HalvingPool
 from escnn_attention.plotting._elements import as_drawn, check_image, check_index
 
 AttentiveLayer: TypeAlias = AttentiveConv | FeatureAttention | PoseAttention

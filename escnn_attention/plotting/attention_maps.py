@@ -16,7 +16,7 @@ from torch import Tensor
 
 from escnn_attention.equivariance.inspection import evaluating, find_attention, on_fields, watch
 from escnn_attention.groups.fibers import Fibers, is_signed_permutation
-from escnn_attention.nn import Crop
+from escnn_attention.nn.resample import Crop
 from escnn_attention.plotting._drawing import Frame, Sheet, figure_class, shaded
 from escnn_attention.plotting._elements import (
     as_drawn,

@@ -17,7 +17,7 @@ from torch import Tensor
 from escnn_attention.equivariance.inspection import evaluating, find_layers, watch
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.groups.samples import Samples
-from escnn_attention.nn import PointAttentiveConv, PointSelfAttention
+from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
 from escnn_attention.plotting._cloud_drawing import CloudStyle, Row, draw_clouds
 from escnn_attention.plotting._drawing import figure_class
 from escnn_attention.plotting._elements import check_element, check_index, check_some, name_element

@@ -15,7 +15,7 @@ from escnn.group import GroupElement
 from escnn_attention._checks import check_int
 from escnn_attention.equivariance.inspection import evaluating, find_attention
 from escnn_attention.groups.fibers import Fibers
-from escnn_attention.nn import GroupSelfAttention, LiftingSelfAttention
+from escnn_attention.nn.self_attention import GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.plotting._drawing import Frame, Sheet, figure_class
 from escnn_attention.plotting._elements import MOST_COLUMNS, check_index, name_element, planar, pose_indices
 

@@ -9,8 +9,8 @@ from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor
 from torch.utils.checkpoint import checkpoint
 
+from escnn_attention import PoseLinear
 from escnn_attention.groups.fibers import fibers, frames, invariant_vectors
-from escnn_attention.nn import PoseLinear
 from escnn_attention.plain.irreps import Irreps
 from escnn_attention.plain.projections import FromPoses, ToPoses
 from tests.plain.test_projections import GSPACES, every_gspace, rich_type
