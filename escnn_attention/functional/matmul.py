@@ -553,7 +553,7 @@ def _added_by_kernel(call: _Added) -> tuple[Tensor, Tensor]:
     out, nothing = _room_for_sums(call)
     grid = (-(-len(out) // 4), -(-columns // 64))
     with launch.on_device(out.device):
-        launch.kernels("columns_kernels").add_columns[grid](
+        launch.kernels("tables_kernels").add_columns[grid](
             *(of_poses, back, out, len(out), columns, fields, poses, *of_poses.stride()[:3]), BR=4, BC=64
         )
     return out, nothing
