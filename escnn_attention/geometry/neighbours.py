@@ -31,7 +31,8 @@ class Chunk(NamedTuple):
     ``queries`` is ``keys`` itself where all points of a group see each other. ``first``: queries and keys are all
     points from this one on, row by row. ``edges`` ``(G, K)`` are the numbers of the edges from the keys, of numbered
     lists. ``repeats`` groups, one after the other, have the same relations to their keys. Where there is ``keys_of``,
-    ``keys`` are those of the first of them, and this function makes those of all, by their queries.
+    ``keys`` are those of the first of them, and this function makes those of all, by their queries. ``arc``: so many
+    queries at a time are side by side on a ring of so many points, and see whole rings.
     """
 
     queries: Tensor
@@ -41,17 +42,28 @@ class Chunk(NamedTuple):
     edges: Tensor | None = None
     repeats: int = 1
     keys_of: Callable[[Tensor, Tensor], Tensor] | None = None
+    arc: tuple[int, int] | None = None
 
     def whole(self) -> Chunk:
         """The chunk with the keys of all groups."""
         if self.keys_of is None:
             return self
         keys = self.keys_of(self.queries.view(-1, self.repeats), self.keys)
-        return self._replace(keys=keys.flatten(0, 1), keys_of=None)
+        return self._replace(keys=keys.flatten(0, 1), keys_of=None, arc=None)
 
     def firsts(self) -> Chunk:
         """Of groups that have the same relations the first one."""
-        return self._replace(queries=self.queries[:: self.repeats], keys=self.keys[:: self.repeats])
+        keys = self.keys if self.keys_of is not None else self.keys[:: self.repeats]
+        return self._replace(queries=self.queries[:: self.repeats], keys=keys, keys_of=None)
+
+    def by_ring(self) -> Chunk:
+        """The queries of an arc as a group, which sees all rings in their order."""
+        assert self.arc is not None
+        assert self.keys_of is not None
+        queries = self.queries.view(-1, self.arc[0])
+        first = queries[:, 0] - queries[:, 0] % self.arc[1]
+        keys = self.keys_of(first.view(len(self.keys), -1), self.keys).flatten(0, 1)
+        return self._replace(queries=queries, keys=keys, keys_of=None)
 
 
 class Neighbours(ABC):

@@ -94,20 +94,21 @@ class _Turned(Neighbours):
     def __init__(self, rule: Neighbourhood, coords: Tensor, turns: Turns):
         x = numbers_of("coords", coords)[: turns.rings * turns.number]
         self._turns, self._of_first = turns, rule.between(x[:: turns.number], None, x, None)
-        self._repeats = turns.images * turns.number
+        self._repeats, self._whole = turns.images * turns.number, rule.is_global
 
     def _chunks(self, limit: int) -> list[Chunk]:
         out: list[Chunk] = []
         points = torch.arange(self._turns.rings * self._repeats).view(self._turns)
         for some in self._of_first.chunks(max(1, limit // self._repeats)):
             rings = some.queries.flatten()
-            queries, keys = points[:, rings].transpose(0, 1).flatten(1), some.keys.expand(len(rings), -1)
+            queries, keys = points[:, rings].transpose(0, 1), some.keys.expand(len(rings), -1)
             # All points of a ring may be too many at once.
             most = self._repeats if len(rings) > 1 else max(1, limit // keys.shape[1])
-            out += [
-                Chunk(part.reshape(-1, 1), keys, some.padded, repeats=part.shape[1], keys_of=self._turns.keys_of)
-                for part in queries.split(most, dim=1)
-            ]
+            for images in queries.split(max(1, most // self._turns.number), dim=1):
+                for part in images.split(most, dim=2):
+                    arc = (part.shape[2], self._turns.number) if self._whole else None
+                    shared = {"repeats": part[0].numel(), "keys_of": self._turns.keys_of, "arc": arc}
+                    out.append(Chunk(part.reshape(-1, 1), keys, some.padded, **shared))
         return out
 
 
@@ -115,4 +116,4 @@ class _EachTurned(_Turned):
     """The same, where relations are not shared."""
 
     def _chunks(self, limit: int) -> list[Chunk]:
-        return [some.whole()._replace(repeats=1) for some in super()._chunks(limit)]
+        return [some.whole()._replace(repeats=1, arc=None) for some in super()._chunks(limit)]

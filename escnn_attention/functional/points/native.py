@@ -43,6 +43,7 @@ class Arguments(NamedTuple):
         envelope: at least 0; what the measure of keys is multiplied by for each query, before weights are normalised.
         queries, keys: of each group; -1 at the end of a row fills up.
         padded: whether anything fills up.
+        ring: with rings, the features are those of the first query of a ring, of whole rings of keys in their order.
     """
 
     q: Annotated[
@@ -53,7 +54,7 @@ class Arguments(NamedTuple):
     reads: Annotated[Tensor | None, Array("heads, groups * group_queries, query_poses, num_features", gradient="void")]
     features: Annotated[
         Tensor | None,
-        Array("feature_heads, num_poses, num_features, feature_groups, group_queries, group_keys", gradient="void"),
+        Array("feature_heads, num_poses, num_features, feature_groups, feature_queries, group_keys", gradient="void"),
     ]
     pose: Annotated[Tensor | None, Array("pose_heads, num_poses, channels, padded_key_poses", gradient="void")]
     extra: Annotated[
@@ -69,6 +70,7 @@ class Arguments(NamedTuple):
     query_poses: Annotated[int, "of the queries"]
     exclusive_keys: Annotated[bool, "whether no two groups have keys in common"]
     padded: bool
+    ring: Annotated[int, "points of a ring, whose features are those of its first, turned; 0 without rings"]
     sum_query_poses: Annotated[bool, "whether all query poses contribute to every output pose"]
     normalize_by_count: Annotated[bool, "whether scores are divided by the measure of the keys, instead of a softmax"]
     dropout: Annotated[float, "the probability"]
@@ -146,7 +148,7 @@ def _backward_pass(
     call: Arguments, grad: Tensor, _: Tensor | None, sums: Tensor, needed: list[bool]
 ) -> list[Tensor | None]:
     # Every number of these is written, where nothing fills up, and those of shared features are added to.
-    shared = call.features is not None and call.features.shape[3] < len(call.keys)
+    shared = call.features is not None and (call.ring or call.features.shape[3] < len(call.keys))
     whole = () if call.padded else ("extra",) if shared else ("features", "extra")
     grads = [
         None if not need or t is None else torch.empty_like(t) if name in whole else torch.zeros_like(t)
@@ -177,7 +179,7 @@ def _plainly(call: Arguments) -> Tensor:
         of_queries(call.q),
         None if call.pose is None else call.pose[..., :key_poses].transpose(-1, -2).unsqueeze(2),
         of_queries(call.reads),
-        None if call.features is None else call.features.unsqueeze(5),
+        None if call.features is None else _turned(call.features, call).unsqueeze(5),
         None if call.extra is None else call.extra.unflatten(1, (call.num_poses, call.summed_poses)),
         call.factors,
         call.envelope,
@@ -187,6 +189,15 @@ def _plainly(call: Arguments) -> Tensor:
     p = weights.probabilities(terms, lambda: of_keys(k), call.keys < 0 if call.padded else None, measure)
     p = p * _kept(call) if call.dropout else p
     return weights.weighted_sum(p, of_keys(v)).masked_fill((call.queries < 0).view(-1, 1, 1, 1), 0.0).transpose(0, 1)
+
+
+def _turned(features: Tensor, call: Arguments) -> Tensor:
+    """The features of all queries of a group, where ``features`` are those of the first of their ring."""
+    if not call.ring:
+        return features
+    place = torch.arange(call.keys.shape[1], device=features.device)
+    ahead = (place - call.queries[0].unsqueeze(1)) % call.ring
+    return features.squeeze(4)[..., place - place % call.ring + ahead]
 
 
 def _kept(call: Arguments) -> Tensor:
@@ -265,6 +276,12 @@ class _CompiledChunks(Chunks):
     """The attention of one call, chunk by chunk, by the compiled loop."""
 
     keep = (torch.ops.escnn_attention.points.default,)
+    on_rings = 4
+
+    def groups(self, some: Chunk, seen: Tensor) -> Chunk:
+        call = self.call
+        alone = call.envelope is None and call.edges is None and seen.shape[3:4] == (1,)
+        return some.by_ring() if some.arc is not None and alone and call.bias.num_features else some.whole()
 
     def combine(self, terms: PairScores, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
         """The output of a chunk, of the terms of its scores."""
@@ -300,6 +317,7 @@ class _CompiledChunks(Chunks):
             query_poses=query_poses,
             exclusive_keys=some.queries is some.keys,
             padded=some.padded,
+            ring=0 if some.arc is None else some.arc[1],
             sum_query_poses=summed,
             normalize_by_count=self.call.normalization == "count",
             dropout=self.call.dropout,

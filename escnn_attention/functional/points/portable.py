@@ -168,10 +168,12 @@ class Chunks:
     Attributes:
         shares: whether groups with the same relations to their keys may share functions of them.
         keep: the operators whose outputs the backward pass does not compute again.
+        on_rings: how many times as much is worked on at once where points on rings see all others: no score is held.
     """
 
     shares = True
     keep: Sequence[Any] = ()
+    on_rings = 1
 
     def __init__(self, call: PointCall, measure: Tensor | None):
         self.call, self.measure = call, measure
@@ -180,21 +182,22 @@ class Chunks:
 
     def attend(self, some: Chunk, q: Tensor, k: Tensor, v: Tensor, asking: Tensor, asked: Tensor) -> Tensor:
         """The output of the queries of a chunk, ``(G · A, M, H, C)``, of queries and keys at coordinates."""
-        weights, bias = self.weights, self.call.bias
-        some = some if some.keys_of is None else some.whole()
-        queries = RowsOf(some.queries, self.call.query_points.number if some.padded else None, some.first)
-        keys = self.keys(some)
+        weights, bias, filling = self.weights, self.call.bias, self.call.query_points.number if some.padded else None
         seen = q.new_zeros(0)
         if self.call.values is not None or not bias.adds_nothing:
-            first, of_first = queries, keys
-            if some.repeats > 1:
-                few = some.firsts()
-                first, of_first = RowsOf(few.queries, None, None), self.keys(few)
-            seen = bias.tables.relate(first(asking).unsqueeze(2), of_first(asked).unsqueeze(1))
+            few = some.firsts() if some.repeats > 1 else some
+            first = RowsOf(few.queries, filling, few.first)
+            seen = bias.tables.relate(first(asking).unsqueeze(2), self.keys(few)(asked).unsqueeze(1))
             seen = seen if self.call.values is None else seen.repeat_interleave(some.repeats, 0)
+        some = some if some.keys_of is None else self.groups(some, seen)
+        queries, keys = RowsOf(some.queries, filling, some.first), self.keys(some)
         of_queries = queries(q).permute(0, 2, 3, 1, 4).unsqueeze(weights.own_axis)  # G, M, J, A, C, and an axis more
         terms = self.terms(of_queries, lambda: weights.near(keys(k)), seen, some.queries is some.keys)
         return self.combine(with_pairs(terms, self.call, some), k, v, some, seen)
+
+    def groups(self, some: Chunk, seen: Tensor) -> Chunk:
+        """A chunk with the keys of all its groups, which have the relations ``seen`` of the first to its keys."""
+        return some.whole()
 
     def terms(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         """The terms of the scores of a chunk: see :meth:`escnn_attention.functional.points.call.PairBias.scores`."""
@@ -227,6 +230,7 @@ def attend_in_chunks(
     # A score, its exponential, its probability, and the gradient.
     width, points, keys = _width(call), call.query_points, call.key_points
     shares = points.repeats > 1 and kind.shares and not call.bias.adds_nothing
+    fastest *= kind.on_rings if shares and points.whole and call.k.shape[3] == 1 else 1
     # The backward pass of every chunk makes a gradient of all keys.
     fastest, repeats = max(fastest, call.k.numel()) // width, points.repeats if shares else 1
     num_features = call.bias.num_features if num_features is None else num_features

@@ -81,6 +81,7 @@ def case(
         num_poses=num_poses,
         query_poses=query_poses,
         exclusive_keys=True,
+        ring=0,
         padded=len({*groups}) > 1 or len({*queries}) > 1,
         sum_query_poses=sum_query_poses,
         normalize_by_count=normalize_by_count,
@@ -141,7 +142,9 @@ def scores_written_out(call: Arguments, row: int, keys: torch.Tensor) -> torch.T
         s = s + torch.einsum("mhjc,mhcp->mhjp", of_poses(q[:, row]), table).unsqueeze(-1)
     if reads is not None:
         repeats = len(call.keys) // features.shape[3]
-        table = features[:, :, :, g // repeats, a, : len(keys)].expand(len(v), -1, -1, -1)
+        table = features[:, :, :, g // repeats, 0 if call.ring else a, : len(keys)].expand(len(v), -1, -1, -1)
+        if call.ring:
+            table = table.unflatten(-1, (-1, call.ring)).roll(int(call.queries[g, a]), -1).flatten(-2)
         s = s + torch.einsum("mhjf,mhfk->mhjk", of_poses(reads[:, row]), table).unsqueeze(-2)
     if extra is not None:
         s = s + extra[:, :, :, g, a, : len(keys)].unflatten(1, size[1:])
@@ -232,6 +235,27 @@ def test_groups_share_features(groups, queries, repeats, own_features):
         # What one group sees is not what the next one does.
         other = call._replace(features=call.features.flip(3))
         assert call.features.shape[3] == 1 or not torch.allclose(attend(call), attend(other))
+
+
+@pytest.mark.parametrize("own_features", [False, True])
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize(("ring", "rings", "queries"), [(1, 5, 1), (5, 3, 5), (5, 4, 2), (16, 2, 16), (20, 1, 13)])
+def test_queries_on_a_ring_share_features(ring, rings, queries, images, own_features):
+    for modes in ({"query_poses": 1, "num_poses": 5}, {"sum_query_poses": True}):
+        options = {"channels": 2, "own_features": own_features, "repeats": images, **modes}
+        call = case((ring * rings,) * images, (queries,) * images, **options)
+        features = call.features[..., :1, :].detach().requires_grad_()
+        call = call._replace(features=features, queries=call.queries + 3, ring=ring)
+        assert_close(call)
+        for a, b in zip(outcomes(native_points._plainly, call), outcomes(written_out, call), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("sum_query_poses", [False, True])
+def test_many_queries_of_the_same_keys(sum_query_poses):
+    """Parts of the queries add to gradients of keys of their own."""
+    assert_close(case((7,), (40,), channels=2, sum_query_poses=sum_query_poses))
+    assert_close(case((7, 5, 7), (40, 30, 40), channels=2, sum_query_poses=sum_query_poses))
 
 
 @pytest.mark.parametrize("terms", [{"q"}, {"q", "measure"}, {"q", "pose"}, {"q", "factors", "envelope"}])
@@ -333,6 +357,7 @@ def test_gradients_of_a_measure_drop_the_same_keys(sum_query_poses, normalize_by
         (6 * (5,) + 6 * (20,), 12 * (4,), {}),
         ((9, 9), (90, 70), {"query_poses": 1, "channels": 9, "terms": {"q", "pose"}}),
         ((40,), (140,), {}),
+        ((40,), (140,), {"channels": 1}),
     ],
 )
 def test_the_same_for_any_number_of_threads(groups, queries, sizes, exclusive_keys, dtype):
@@ -553,6 +578,7 @@ def test_is_as_exact_as_operations_of_pytorch_however_large_scores_are(dtype, ow
                 num_poses=3,
                 query_poses=3,
                 exclusive_keys=True,
+                ring=0,
                 padded=False,
                 sum_query_poses=not own,
                 normalize_by_count=False,

@@ -11,7 +11,7 @@ extern "C" struct Arguments {
     const void* k;  // (heads, points, key_poses, channels), or null
     const void* v;  // (heads, points, key_poses, channels)
     const void* reads;  // (heads, groups * group_queries, query_poses, num_features), or null
-    const void* features;  // (feature_heads, num_poses, num_features, feature_groups, group_queries, group_keys), or null
+    const void* features;  // (feature_heads, num_poses, num_features, feature_groups, feature_queries, group_keys), or null
     const void* pose;  // (pose_heads, num_poses, channels, padded_key_poses), or null
     const void* extra;  // (heads, rows of scores, extra_poses, groups, group_queries, group_keys), or null
     const void* factors;  // (heads, groups, group_queries, group_keys), or null
@@ -35,6 +35,7 @@ extern "C" struct Arguments {
     int64_t num_poses;  // of the output
     int64_t query_poses;  // of the queries
     int64_t exclusive_keys;  // whether no two groups have keys in common
+    int64_t ring;  // points of a ring, whose features are those of its first, turned; 0 without rings
     int64_t sum_query_poses;  // whether all query poses contribute to every output pose
     int64_t normalize_by_count;  // whether scores are divided by the measure of the keys, instead of a softmax
     int64_t heads;
@@ -47,6 +48,7 @@ extern "C" struct Arguments {
     int64_t num_features;
     int64_t feature_heads;
     int64_t feature_groups;
+    int64_t feature_queries;
     int64_t pose_heads;
     int64_t padded_key_poses;
     int64_t extra_poses;

@@ -15,7 +15,8 @@ template <class T> struct FeatureScores {
     static constexpr int width = WIDTH<T>;
 
     explicit FeatureScores(const Layout<T>& layout) : layout(layout), call(layout.call) {
-        if (call.features) rows = Rows<T>(layout.slots * call.heads * layout.score_rows, layout.padded_keys);
+        if (call.features) // A vector more, which the last stretch of a ring reaches; and the rows do not all take the same lines of the cache.
+            rows = Rows<T>(layout.slots * call.heads * layout.score_rows, layout.padded_keys + LINE / int64_t(sizeof(T)));
     }
 
     T* row(const ScoreRow& of, int64_t head) const { return row(of.slot, head, of.index); }
@@ -23,12 +24,11 @@ template <class T> struct FeatureScores {
 
     void forward(const Task<T>& task) {
         each_table(task, [&](const Table& table) {
-            each_block([&](auto number, const Reader* block) {
-                constexpr int R = number;
-                int64_t key = 0;
-                for (; key + width < task.num_keys; key += 2 * width) multiply<R, 2>(block, table, key);
-                if (key < task.num_keys) multiply<R, 1>(block, table, key);
-            });
+            int64_t key = 0;
+            for (; key + width < task.num_keys; key += 2 * width)
+                each_block([&](auto number, const Reader* block) { multiply<number, 2>(block, table, key); });
+            if (key < task.num_keys)
+                each_block([&](auto number, const Reader* block) { multiply<number, 1>(block, table, key); });
         });
     }
     void backward(const Task<T>& task) {
@@ -37,9 +37,10 @@ template <class T> struct FeatureScores {
                 each_block([&](auto number, const Reader* block) {
                     for (int64_t f = 0; f < call.num_features; f += 4) add_to_reads<number>(task, block, table, f);
                 });
-            if (call.grad_features)
-                for (int64_t f = 0; f < call.num_features; f += 4)
-                    for (int64_t key = 0; key < task.num_keys; key += width) write_features(task, table, f, key);
+            if (!call.grad_features) return;
+            int64_t key = 0;
+            for (; key + width < task.num_keys; key += 2 * width) write_features<2>(task, table, key);
+            if (key < task.num_keys) write_features<1>(task, table, key);
         });
     }
 
@@ -61,16 +62,17 @@ template <class T> struct FeatureScores {
 
     // Calls f for all tables; `readers` are then those that read it.
     template <class F> void each_table(const Task<T>& task, F f) {
+        const int64_t slots = task.members.size(), step = call.ring ? slots : 1;
         for (int64_t head = 0; head < call.feature_heads; head++)
-            for (int64_t slot = 0; slot < int64_t(task.members.size()); slot++)
+            for (int64_t slot = 0; slot < slots; slot += step)
                 for (int64_t pose = 0; pose < call.num_poses; pose++) {
                     const Table table = find_table(task, head, slot, pose);
-                    find_readers(task, head, slot, pose);
+                    readers.clear();
+                    for (int64_t i = 0; i < step; i++) add_readers(task, head, slot + i, pose);
                     f(table);
                 }
     }
-    void find_readers(const Task<T>& task, int64_t table_head, int64_t slot, int64_t pose) {
-        readers.clear();
+    void add_readers(const Task<T>& task, int64_t table_head, int64_t slot, int64_t pose) {
         const bool shared = call.feature_heads == 1;
         for (int64_t head = shared ? 0 : table_head; head < (shared ? call.heads : table_head + 1); head++)
             for (int64_t i = 0; i < layout.summed_poses; i++) {
@@ -137,23 +139,34 @@ template <class T> struct FeatureScores {
             for (int64_t b = 0; b < std::min<int64_t>(4, call.num_features - first); b++)
                 block[i].grad_reads[first + b] += total[i * 4 + b];
     }
-    // The gradients of four features at a vector of keys, which has all readers. Those of several groups are added.
+    // The gradients of features at B vectors of keys, which has all readers. Those of several tasks are added.
+    template <int B> void write_features(const Task<T>& task, const Table& table, int64_t key) const {
+        int64_t first = 0;
+        for (; first + 4 < call.num_features; first += 8) write_features<B, 8>(task, table, first, key);
+        if (first < call.num_features) write_features<B, 4>(task, table, first, key);
+    }
+    template <int B, int F>
     void write_features(const Task<T>& task, const Table& table, int64_t first, int64_t key) const {
-        W y[4] = {};
-        int64_t feature[4];
-        for (int b = 0; b < 4; b++) feature[b] = std::min(first + b, call.num_features - 1);
+        W y[F][B] = {};
+        int64_t feature[F];
+        for (int i = 0; i < F; i++) feature[i] = std::min(first + i, call.num_features - 1);
         for (const Reader& reader : readers) {
-            const W grad = load(reader.row + key);
-            for (int b = 0; b < 4; b++) y[b] += reader.reads[feature[b]] * grad;
+            W grad[B];
+            for (int b = 0; b < B; b++) grad[b] = load(reader.row + key + b * width);
+            for (int i = 0; i < F; i++)
+                for (int b = 0; b < B; b++) y[i][b] += reader.reads[feature[i]] * grad[b];
         }
-        const bool adds = layout.repeats > 1;
+        const bool adds = layout.repeats > 1 || call.ring;
         T* to = as<T>(call.grad_features) + table.offset + first * layout.features_stride() + key;
-        for (int64_t b = 0; b < std::min<int64_t>(4, call.num_features - first); b++, to += layout.features_stride()) {
-            if (key + width <= task.num_keys)
-                store(to, adds ? load(to) + y[b] : y[b]);
-            else
-                for (int64_t i = 0; i < task.num_keys - key; i++) to[i] = adds ? to[i] + y[b][i] : y[b][i];
-        }
+        for (int i = 0; i < std::min<int64_t>(F, call.num_features - first); i++, to += layout.features_stride())
+            for (int b = 0; b < B; b++) {
+                const int64_t left = task.num_keys - key - b * width;
+                T* at = to + b * width;
+                if (left >= width)
+                    store(at, adds ? load(at) + y[i][b] : y[i][b]);
+                else
+                    for (int64_t j = 0; j < left; j++) at[j] = adds ? at[j] + y[i][b][j] : y[i][b][j];
+            }
     }
 
     const Layout<T>& layout;

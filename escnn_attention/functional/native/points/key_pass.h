@@ -20,19 +20,24 @@ template <class T> struct KeyPass {
         const int64_t head = task / tiles, stride = call.group_queries * layout.row_stride;
         for (int64_t group = 0; group < call.groups; group++) {
             const int64_t first = (head * call.groups + group) * stride;
-            work(Tile{head, group, task % tiles * width, layout.weights.data + first * call.num_poses,
-                      layout.grad_scores.data + first * layout.grad_rows});
+            work(Tile{head, group, task % tiles * width, 0, call.group_queries,
+                      layout.weights.data + first * call.num_poses, layout.grad_scores.data + first * layout.grad_rows,
+                      as<T>(call.grad_k), as<T>(call.grad_v)});
         }
     }
-    // All tiles of a group in a head: `weights` and `grad_scores` are those of its queries.
-    void work(int64_t head, int64_t group, const T* weights, const T* grad_scores) const {
-        for (int64_t tile = 0; tile < tiles; tile++) work(Tile{head, group, tile * width, weights, grad_scores});
+    // All tiles of some members of a group in a head, with their `weights` and `grad_scores`, added to these gradients.
+    void work(int64_t head, int64_t group, int64_t begin, int64_t end, const T* weights, const T* grad_scores,
+              T* grad_k, T* grad_v) const {
+        for (int64_t tile = 0; tile < tiles; tile++)
+            work(Tile{head, group, tile * width, begin, end, weights, grad_scores, grad_k, grad_v});
     }
 
   private:
     struct Tile {
         int64_t head, group, first;  // of the poses and channels of a key
+        int64_t begin, end;          // of the members of the group
         const T *weights, *grad_scores;
+        T *grad_k, *grad_v;
     };
 
     void work(const Tile& tile) const {
@@ -44,9 +49,9 @@ template <class T> struct KeyPass {
     }
     // At B vectors of keys.
     template <int B> void work(const Tile& tile, const int64_t* keys, int64_t num_keys, int64_t key) const {
-        const int64_t query = tile.head * layout.num_queries + tile.group * call.group_queries;
+        const int64_t query = tile.head * layout.num_queries + tile.group * call.group_queries + tile.begin;
         if (call.grad_k)
-            sum_queries<B>(tile, keys, num_keys, key, as<T>(call.grad_k), tile.grad_scores, layout.grad_rows,
+            sum_queries<B>(tile, keys, num_keys, key, tile.grad_k, tile.grad_scores, layout.grad_rows,
                            [&](int64_t row) {
                                const int64_t index = row % layout.grad_rows;
                                const int64_t query_pose = call.sum_query_poses ? index : layout.own_query_pose(index);
@@ -54,7 +59,7 @@ template <class T> struct KeyPass {
                                return as<T>(call.q) + asking * call.channels;
                            });
         if (call.grad_v)
-            sum_queries<B>(tile, keys, num_keys, key, as<T>(call.grad_v), tile.weights, call.num_poses,
+            sum_queries<B>(tile, keys, num_keys, key, tile.grad_v, tile.weights, call.num_poses,
                            [&](int64_t row) {
                                return as<T>(call.grad) + (query * call.num_poses + row) * call.channels;
                            });
@@ -66,7 +71,7 @@ template <class T> struct KeyPass {
         const int64_t some = std::min<int64_t>(width, layout.key_numbers - tile.first);
         W sums[B][width] = {}, total[B][width] = {};
         int64_t blocks = 0;
-        each_block(tile.group, query_rows, [&](auto number, const int64_t* rows) {
+        each_block(tile, query_rows, [&](auto number, const int64_t* rows) {
             constexpr int R = number;
             if (++blocks % (SPAN / GROUP) == 0) add_sums<B>(sums, total, some);
             const T *weight[R], *x[R];
@@ -91,14 +96,14 @@ template <class T> struct KeyPass {
             for (int64_t entry = 0; entry < some; entry++) total[b][entry] += sums[b][entry], sums[b][entry] = W{};
     }
 
-    // Calls f(number, rows) for the rows of all queries of a group, several at a time.
-    template <class F> void each_block(int64_t group, int64_t query_rows, F f) const {
+    // Calls f(number, rows) for the rows of all queries, several at a time.
+    template <class F> void each_block(const Tile& tile, int64_t query_rows, F f) const {
         int64_t block[GROUP];
         int number = 0;
-        for (int64_t member = 0; member < call.group_queries; member++) {
-            if (call.queries[group * call.group_queries + member] < 0) continue;
+        for (int64_t member = tile.begin; member < tile.end; member++) {
+            if (call.queries[tile.group * call.group_queries + member] < 0) continue;
             for (int64_t i = 0; i < query_rows; i++) {
-                block[number++] = member * query_rows + i;
+                block[number++] = (member - tile.begin) * query_rows + i;
                 if (number == GROUP) f(std::integral_constant<int, GROUP>(), block), number = 0;
             }
         }

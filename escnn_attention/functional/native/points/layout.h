@@ -22,6 +22,7 @@ struct ScoreRow {
 };
 
 constexpr int64_t FEWEST_GROUPS = 8;                   // to be shared among threads, whatever their number
+constexpr int64_t FEWEST_COPIES = 8, MOST_COPIES = 32;  // of gradients that all tasks share
 constexpr int64_t CACHED_NUMBERS = int64_t(1) << 19;  // of a group whose scores stay in the cache
 
 template <class T> T* as(void* p) { return static_cast<T*>(p); }
@@ -41,13 +42,18 @@ template <class T> struct Layout {
               repeats(call.features ? call.groups / call.feature_groups : 1),
               padded_keys((call.group_keys + width - 1) / width * width),
               row_stride(((call.key_poses * call.group_keys + line - 1) / line + 1) * line),
-              group_by_group(call.exclusive_keys && call.groups >= FEWEST_GROUPS && group_size() <= CACHED_NUMBERS),
-              slots(group_by_group ? call.group_queries : std::min({call.group_queries, most_slots(), even_slots()})),
+              whole_groups(call.exclusive_keys && call.groups >= FEWEST_GROUPS && group_size() <= CACHED_NUMBERS),
+              copies(whole_groups ? 0 : affordable_copies()),
+              slots(whole_groups ? call.group_queries : std::min({call.group_queries, most_slots(), even_slots()})),
               group_tasks((call.group_queries + slots - 1) / slots) {
-        if (!call.grad || group_by_group) return;
+        if (!call.grad || keys_at_once()) return;
         weights = Buffer<T>(call.heads * num_queries * call.num_poses * row_stride, false);
         grad_scores = Buffer<T>(call.heads * num_queries * grad_rows * row_stride, false);
     }
+
+    // Whether keys get their gradients right after the queries of a task, whose weights stay in the cache.
+    bool keys_at_once() const { return whole_groups || copies > 0; }
+    int64_t keys_size() const { return call.heads * call.points * key_numbers; }
 
     // What a query without a pose, or with that of the output, has for a query pose.
     int64_t own_query_pose(int64_t pose) const { return call.query_poses == 1 ? 0 : pose; }
@@ -69,11 +75,12 @@ template <class T> struct Layout {
         const int64_t table = (head * score_rows + row.index) * call.extra_poses * call.groups + group;
         return (table * call.group_queries + row.member) * call.group_keys;
     }
-    // Of the features of a query, in those of one function: groups that follow each other share them.
+    // Of the features of a query, in those of one function: groups that follow each other share them, and on rings all
+    // queries of a group.
     int64_t features_offset(int64_t group, int64_t member) const {
-        return (group / repeats * call.group_queries + member) * call.group_keys;
+        return (group / repeats * call.feature_queries + (call.ring ? 0 : member)) * call.group_keys;
     }
-    int64_t features_stride() const { return call.feature_groups * call.group_queries * call.group_keys; }
+    int64_t features_stride() const { return call.feature_groups * call.feature_queries * call.group_keys; }
     // Of numbers of a group, a query and a key.
     int64_t pairs_offset(int64_t group, int64_t member) const {
         return (group * call.group_queries + member) * call.group_keys;
@@ -90,12 +97,15 @@ template <class T> struct Layout {
     const int64_t repeats;                   // groups, one after the other, that have the same features
     const int64_t padded_keys;               // K in whole vectors
     const int64_t row_stride;  // of a row of scores: one vector more, since that at the end of a pose reaches beyond it
-    // Whether the keys of a group get their gradients right after its queries: no two groups have keys in common, there
-    // are several for each thread, and the scores of one fit into the cache.
-    const bool group_by_group;
+    // Whether a task is a group: no two groups have keys in common, there are several for each thread, and the scores of
+    // one fit into the cache.
+    const bool whole_groups;
+    // How many copies of gradients of keys parts of the tasks may add to: they are no more numbers than the weights of all
+    // queries. 0 where these are kept instead, for a pass over the keys.
+    const int64_t copies;
     const int64_t slots, group_tasks;        // queries of a group that are taken at once, and how often that is
 
-    // Of all queries and output poses, and of all queries and rows of gradients; empty group by group.
+    // Of all queries and output poses, and of all queries and rows of gradients, for a pass over the keys.
     Buffer<T> weights, grad_scores;
 
   private:
@@ -106,8 +116,13 @@ template <class T> struct Layout {
         return call.group_queries * std::max(rows, scores * call.group_keys);
     }
     // For any number of threads the same: a result depends on what is added up at once.
+    int64_t affordable_copies() const {
+        const int64_t rows = num_queries * (call.num_poses + grad_rows);
+        const int64_t number = rows * call.group_keys / std::max<int64_t>(1, 2 * call.channels * call.points);
+        return number < FEWEST_COPIES ? 0 : std::min(number, MOST_COPIES);
+    }
     int64_t most_slots() const {
-        return std::max<int64_t>(1, (int64_t(1) << 20) / (call.heads * score_rows * padded_keys));
+        return std::max<int64_t>(1, CACHED_NUMBERS / 2 / (call.heads * score_rows * padded_keys));
     }
     int64_t even_slots() const { return std::max<int64_t>(8, num_queries / 32 / GROUP * GROUP); }
 };

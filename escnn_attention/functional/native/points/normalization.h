@@ -69,7 +69,7 @@ template <class T> struct Normalization {
 
     // From scores, and the gradients of weights, to the weights in `weights` and the gradients of scores in `scores`.
     template <int R> void backward(const Task<T>& task, const ScoreRow* rows, const Rows<T>& scores,
-                                   const Rows<T>& weights, const T* const* grad_weights) const {
+                                   T* const* weights, const T* const* grad_weights) const {
         recompute<R>(task, rows, scores);
         W inner[R] = {};
         for (int i = 0; i < R; i++) {

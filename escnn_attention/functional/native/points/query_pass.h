@@ -21,35 +21,46 @@ template <class T> struct QueryPass {
               scores(layout),
               factors(layout),
               key_pass(layout),
-              keys(call.channels, layout.row_stride),
-              values(call.channels, layout.row_stride),
               score_rows(GROUP, layout.row_stride),
               weight_rows(GROUP, layout.row_stride),
               grad_weight_rows(GROUP, layout.row_stride),
               grad_factored_rows(call.factors ? GROUP : 0, layout.row_stride) {
-        if (!call.grad || !layout.group_by_group) return;
-        group_weights = Rows<T>(call.group_queries * call.num_poses, layout.row_stride);
-        group_grad_scores = Rows<T>(call.group_queries * layout.grad_rows, layout.row_stride);
+        for (int64_t head = 0; head < (keeps_keys() ? call.heads : 1); head++) {
+            packed_keys.emplace_back(call.q ? call.channels : 0, layout.row_stride);
+            packed_values.emplace_back(call.channels, layout.row_stride);
+        }
+        if (!call.grad || !layout.keys_at_once()) return;
+        task_weights = Rows<T>(layout.slots * call.num_poses, layout.row_stride);
+        task_grad_scores = Rows<T>(layout.slots * layout.grad_rows, layout.row_stride);
     }
 
-    // The gradients of the tables of poses are added to `grad_tables`.
-    void work(int64_t number, T* grad_tables) {
+    // Gradients of the tables of poses, of keys and of values are added to these.
+    void work(int64_t number, T* grad_tables, T* grad_k, T* grad_v) {
         if (!task.begin(number)) return;
         normalization.begin(task);
         if (call.features) scores.features.forward(task);
+        const int64_t* end = task.keys + call.group_keys;
+        const bool packed = keeps_keys() && std::equal(task.keys, end, last_keys.begin(), last_keys.end());
+        if (keeps_keys()) last_keys.assign(task.keys, end);
         for (task.head = 0; task.head < call.heads; task.head++) {
-            if (call.q) pack(task, as<T>(call.k), keys);
-            pack(task, as<T>(call.v), values);
+            if (!packed && call.q) pack(task, as<T>(call.k), keys());
+            if (!packed) pack(task, as<T>(call.v), values());
             scores.begin();
             call.grad ? backward(grad_tables) : forward();
-            if (call.grad && layout.group_by_group)
-                key_pass.work(task.head, task.group, group_weights[0], group_grad_scores[0]);
+            if (call.grad && layout.keys_at_once())
+                key_pass.work(task.head, task.group, task.first, task.end, task_weights[0], task_grad_scores[0], grad_k,
+                              grad_v);
         }
         if (scores.features.needs_gradients()) scores.features.backward(task);
         if (call.grad_envelope) normalization.finish(task);
     }
 
   private:
+    // Whether keys and values of all heads stay packed, since tasks with the same keys follow each other.
+    bool keeps_keys() const { return layout.group_tasks > 1; }
+    const Rows<T>& keys() const { return packed_keys[keeps_keys() ? task.head : 0]; }
+    const Rows<T>& values() const { return packed_values[keeps_keys() ? task.head : 0]; }
+
     void forward() {
         if (!call.sum_query_poses)
             return task.each_own([&](auto number, const ScoreRow* rows) {
@@ -81,7 +92,7 @@ template <class T> struct QueryPass {
     template <int R> void make_scores(const ScoreRow* rows) {
         const T* added[R];
         for (int i = 0; i < R; i++) added[i] = normalization.added(rows[i]);
-        scores.template forward<R>(task, rows, keys, added, score_rows);
+        scores.template forward<R>(task, rows, keys(), added, score_rows);
     }
     // The weights of values, in `score_rows`, without a factor.
     template <int R> void weigh(const ScoreRow* rows, T* factor) {
@@ -92,7 +103,7 @@ template <class T> struct QueryPass {
         const T* weight[R];
         T* to[R];
         for (int i = 0; i < R; i++) weight[i] = weights[i], to[i] = as<T>(call.out) + layout.out_offset(rows[i]);
-        matmul_transposed<T, R>(weight, factor, values, call.channels, task.padded, to);
+        matmul_transposed<T, R>(weight, factor, values(), call.channels, task.padded, to);
     }
 
     void backward(T* grad_tables) {
@@ -133,7 +144,7 @@ template <class T> struct QueryPass {
             grad[i] = as<T>(call.grad) + layout.out_offset(rows[i]);
             start[i] = scores.zeros.data;
         }
-        matmul<T, R>(grad, call.channels, values, start, task.padded, grad_weight_rows);
+        matmul<T, R>(grad, call.channels, values(), start, task.padded, grad_weight_rows);
     }
     // From the gradient of weights that are multiplied by factors to that of weights, in row i.
     const T* without_factors(const ScoreRow& row, int i) const {
@@ -145,13 +156,15 @@ template <class T> struct QueryPass {
     template <int R>
     void differentiate(const ScoreRow* rows, const T* const* of_factored, const T* const* grad_weights,
                        T* grad_tables) {
+        T* weights[R];
+        for (int i = 0; i < R; i++) weights[i] = call.sum_query_poses ? weight_rows[i] : weights_of(rows[i]);
         make_scores<R>(rows);
-        normalization.template backward<R>(task, rows, score_rows, weight_rows, grad_weights);
+        normalization.template backward<R>(task, rows, score_rows, weights, grad_weights);
         scores.template backward<R>(task, rows, score_rows, grad_tables);
         for (int i = 0; i < R; i++) {
-            if (call.grad_factors) factors.backward(task, rows[i], weight_rows[i], of_factored[i]);
-            if (call.factors) factors.multiply(task, rows[i], weight_rows[i], weight_rows[i]);
-            put(weight_rows[i], weights_of(rows[i]), call.sum_query_poses && rows[i].query_pose > 0);
+            if (call.grad_factors) factors.backward(task, rows[i], weights[i], of_factored[i]);
+            if (call.factors) factors.multiply(task, rows[i], weights[i], weights[i]);
+            if (call.sum_query_poses) put(weights[i], weights_of(rows[i]), rows[i].query_pose > 0);
             const bool adds = (call.sum_query_poses || layout.shared_query) && rows[i].pose > 0;
             put(score_rows[i], grad_scores_of(rows[i]), adds);
         }
@@ -170,15 +183,16 @@ template <class T> struct QueryPass {
             grad_scores[i] = grad_scores_of(rows[i]), one[i] = 1;
             to[i] = as<T>(call.grad_q) + layout.query_offset(rows[i]);
         }
-        matmul_transposed<T, R>(grad_scores, one, keys, call.channels, task.padded, to);
+        matmul_transposed<T, R>(grad_scores, one, keys(), call.channels, task.padded, to);
     }
     // Where the pass over the keys reads: of an output pose, and of a row of gradients.
     T* weights_of(const ScoreRow& row) const {
-        if (layout.group_by_group) return group_weights[row.member * call.num_poses + row.pose];
+        if (layout.keys_at_once()) return task_weights[(row.member - task.first) * call.num_poses + row.pose];
         return layout.weights.data + (row.query * call.num_poses + row.pose) * layout.row_stride;
     }
     T* grad_scores_of(const ScoreRow& row) const {
-        if (layout.group_by_group) return group_grad_scores[row.member * layout.grad_rows + row.grad_index];
+        if (layout.keys_at_once())
+            return task_grad_scores[(row.member - task.first) * layout.grad_rows + row.grad_index];
         return layout.grad_scores.data + (row.query * layout.grad_rows + row.grad_index) * layout.row_stride;
     }
 
@@ -189,9 +203,10 @@ template <class T> struct QueryPass {
     Scores<T> scores;
     const Factors<T> factors;
     const KeyPass<T> key_pass;
-    const Rows<T> keys, values;                               // packed
+    std::vector<Rows<T>> packed_keys, packed_values;
+    std::vector<int64_t> last_keys;  // of the group
     const Rows<T> score_rows, weight_rows, grad_weight_rows, grad_factored_rows;  // of up to GROUP rows
-    Rows<T> group_weights, group_grad_scores;
+    Rows<T> task_weights, task_grad_scores;
 };
 
 }  // namespace

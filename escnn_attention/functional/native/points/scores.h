@@ -27,6 +27,7 @@ template <class T> struct Scores {
     template <int R> void forward(const Task<T>& task, const ScoreRow* rows, const Rows<T>& keys,
                                   const T* const* added, const Rows<T>& to) {
         const T *start[R], *query[R];
+        const bool multiplies = call.q && !layout.shared_query;
         for (int i = 0; i < R; i++) {
             start[i] = added[i] ? added[i] : zeros.data;
             query[i] = call.q ? as<T>(call.q) + layout.query_offset(rows[i]) : nullptr;
@@ -36,13 +37,12 @@ template <class T> struct Scores {
                 shared_by = rows[i].query;
                 start[i] = shared[0];
             }
-            if (!has_biases && !layout.shared_query) continue;
-            // The next query of the block takes the place of what is shared.
-            has_biases ? add_biases(task, rows[i], start[i], biases[i])
-                       : void(std::copy_n(start[i], task.padded, biases[i]));
-            start[i] = biases[i];
+            if (multiplies && !has_biases) continue;
+            T* biased = multiplies ? biases[i] : to[i];
+            has_biases ? add_biases(task, rows[i], start[i], biased) : void(std::copy_n(start[i], task.padded, biased));
+            start[i] = biased;
         }
-        matmul<T, R>(query, call.q && !layout.shared_query ? call.channels : 0, keys, start, task.padded, to);
+        if (multiplies) matmul<T, R>(query, call.channels, keys, start, task.padded, to);
     }
     // Other keys follow, or other numbers are added.
     void begin() { shared_by = -1; }
@@ -76,16 +76,18 @@ template <class T> struct Scores {
         const int64_t num_keys = task.num_keys;
         T* of_pose = by_pose[0];
         if (call.pose) poses.forward(row, task.head, of_pose);
-        // Of a pose the last vector is too long: the next pose is written over it.
+        // The last vector of a stretch is too long: the next is written over it.
         for (int64_t pose = 0; pose < call.key_poses; pose++)
-            for (int64_t key = 0; key < num_keys; key += width) {
-                W y = load(located + key);
-                if (call.pose) y += of_pose[pose];
-                if (extra) y += load_until(extra + pose * layout.extra_step() + key, end);
-                store(to + pose * num_keys + key, y);
-            }
-        std::fill(to + task.length, to + task.padded, T(0));
-        for (int64_t at = 0; at < task.padded; at += width) store(to + at, load(to + at) + load(added + at));
+            task.each_stretch(call.features ? task.turn(row.slot) : 0, [&](int64_t first, int64_t from, int64_t number) {
+                for (int64_t key = 0; key < number; key += width) {
+                    const int64_t at = pose * num_keys + first + key;
+                    W y = load(located + from + key);
+                    if (call.pose) y += of_pose[pose];
+                    if (extra) y += load_until(extra + pose * layout.extra_step() + first + key, end);
+                    store(to + at, y + load(added + at));
+                }
+            });
+        std::copy(added + task.length, added + task.padded, to + task.length);
     }
 
     void write_extra(const Task<T>& task, const ScoreRow& row, const T* grad) const {
@@ -100,15 +102,18 @@ template <class T> struct Scores {
     }
     // Over the poses of every key, for the features.
     template <int R> void sum_poses(const Task<T>& task, const ScoreRow* rows, const Rows<T>& grad) const {
-        const int64_t num_keys = task.num_keys;
         for (int i = 0; i < R; i++) {
             T* to = features.row(rows[i], task.head);
-            const T* from = grad[i];
-            for (int64_t key = 0; key < num_keys; key += width) {
-                W y{};
-                for (int64_t pose = 0; pose < call.key_poses; pose++) y += load(from + pose * num_keys + key);
-                store(to + key, key + width > num_keys ? W(task.last ? y : W{}) : y);
-            }
+            const int64_t turn = task.turn(rows[i].slot);
+            task.each_stretch(turn ? call.ring - turn : 0, [&](int64_t first, int64_t from, int64_t number) {
+                for (int64_t key = 0; key < number; key += width) {
+                    W y{};
+                    for (int64_t pose = 0; pose < call.key_poses; pose++)
+                        y += load(grad[i] + pose * task.num_keys + from + key);
+                    store(to + first + key, y);
+                }
+            });
+            std::fill(to + task.num_keys, to + layout.padded_keys, T(0));
         }
     }
     // Over the keys of every pose, to `by_pose`.

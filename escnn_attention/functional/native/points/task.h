@@ -23,10 +23,24 @@ template <class T> struct Task {
         members.clear();
         if (num_keys == 0) return false;
         for (int lane = 0; lane < width; lane++) last[lane] = lane < (num_keys - 1) % width + 1 ? -1 : 0;
-        const int64_t first = number % layout.group_tasks * layout.slots;
-        for (int64_t member = first; member < std::min(call.group_queries, first + layout.slots); member++)
+        first = number % layout.group_tasks * layout.slots;
+        end = std::min(call.group_queries, first + layout.slots);
+        for (int64_t member = first; member < end; member++)
             if (call.queries[group * call.group_queries + member] >= 0) members.push_back(member);
         return !members.empty();
+    }
+
+    // By how many places a query is ahead of the first of its ring.
+    int64_t turn(int64_t slot) const {
+        return call.ring ? call.queries[group * call.group_queries + members[slot]] % call.ring : 0;
+    }
+    // Calls f(to, from, number) for the stretches of a row of keys, in order, whose rings are turned by so many places.
+    template <class F> void each_stretch(int64_t turn, F f) const {
+        if (turn == 0) return f(0, 0, num_keys);
+        for (int64_t first = 0; first < num_keys; first += call.ring) {
+            f(first, first + call.ring - turn, turn);
+            f(first + turn, first, call.ring - turn);
+        }
     }
 
     int64_t query(int64_t slot, int64_t head) const {
@@ -73,7 +87,7 @@ template <class T> struct Task {
 
     const Layout<T>& layout;
     const Arguments& call;
-    int64_t group = 0, head = 0;
+    int64_t group = 0, head = 0, first = 0, end = 0;  // the members from the first on are taken at once
     const int64_t* keys = nullptr;
     int64_t num_keys = 0, length = 0, padded = 0;  // keys; with their poses; in whole vectors
     typename Lanes<T>::I last;                     // which lanes of the last vector of a pose are keys

@@ -10,7 +10,7 @@
 namespace {
 
 struct Modes {
-    bool sum_query_poses, normalize_by_count, exclusive_keys, content, features, pose, extra, shared, envelope;
+    bool sum_query_poses, normalize_by_count, exclusive_keys, content, features, pose, extra, shared, envelope, ring;
     double dropout;
 };
 
@@ -19,10 +19,14 @@ class Call {
   public:
     explicit Call(const Modes& modes, int64_t keys) : modes(modes) {
         const int64_t line = 64 / sizeof(NUMBER);
-        a.heads = 2, a.groups = 9, a.group_queries = 3, a.group_keys = keys, a.points = a.groups * keys;
-        a.num_poses = a.query_poses = 5, a.key_poses = 3, a.channels = 7;
+        a.heads = 2, a.groups = 9, a.group_queries = modes.ring ? 6 : 3, a.group_keys = keys, a.points = a.groups * keys;
+        a.num_poses = a.query_poses = 5, a.key_poses = 3;
+        // With few channels parts of the queries have gradients of keys of their own.
+        a.channels = modes.ring ? 2 : 7;
         a.num_features = modes.features ? 6 : 0, a.feature_heads = modes.features ? heads() : 0;
         a.feature_groups = modes.features ? a.groups : 0;
+        a.feature_queries = !modes.features ? 0 : modes.ring ? 1 : a.group_queries,
+        a.ring = !modes.ring ? 0 : keys % 3 ? keys : 3;
         a.pose_heads = modes.pose ? heads() : 0, a.padded_key_poses = modes.pose ? line : 0;
         a.extra_poses = !modes.extra ? 0 : modes.shared ? 1 : a.key_poses;
         a.sum_query_poses = modes.sum_query_poses, a.normalize_by_count = modes.normalize_by_count;
@@ -46,10 +50,10 @@ class Call {
 
   private:
     int64_t heads() const { return modes.shared ? 1 : a.heads; }
-    // Queries and keys, of which every other group has fewer, and one has no keys.
+    // Queries and keys, of which every other group has fewer, but of whole rings, and one has no keys.
     void index() {
         for (int64_t group = 0; group < a.groups; group++) {
-            const int64_t keys = group == 4 ? 0 : a.group_keys - group % 2 * (a.group_keys / 2);
+            const int64_t keys = group == 4 ? 0 : a.group_keys - (modes.ring ? 0 : group % 2 * (a.group_keys / 2));
             for (int64_t i = 0; i < a.group_queries; i++) asking.push_back(i < a.group_queries - group % 2 ? i : -1);
             for (int64_t i = 0; i < a.group_keys; i++) seen.push_back(i < keys ? group * a.group_keys + i : -1);
         }
@@ -59,7 +63,7 @@ class Call {
     int64_t size_k() const { return a.heads * a.points * a.key_poses * a.channels; }
     int64_t size_reads() const { return queries * a.query_poses * a.num_features; }
     int64_t size_features() const {
-        return a.feature_heads * a.num_poses * a.num_features * a.groups * a.group_queries * a.group_keys;
+        return a.feature_heads * a.num_poses * a.num_features * a.groups * a.feature_queries * a.group_keys;
     }
     int64_t size_pose() const { return a.pose_heads * a.num_poses * a.channels * a.padded_key_poses; }
     int64_t size_pairs() const { return a.groups * a.group_queries * a.group_keys; }
@@ -104,8 +108,9 @@ int main(int number, char** arguments) {
         const auto bit = [&](int i) { return bool(bits >> i & 1); };
         const bool content = bit(3) || bit(5) || !bit(6);
         const bool envelope = bit(0) != bit(4);
+        const bool ring = bit(4) && bit(3);
         const double dropout = bit(7) ? 0.25 : 0.0;
-        const Modes modes{bit(0), bit(1), bit(2), content, bit(4), bit(5), bit(6), bit(7), envelope, dropout};
+        const Modes modes{bit(0), bit(1), bit(2), content, bit(4), bit(5), bit(6), bit(7), envelope, ring, dropout};
         for (int64_t keys : {1, 6, 17})
             if (!Call(modes, keys).run()) return std::printf("failed: modes %d, %d keys\n", bits, int(keys)), 1;
     }
