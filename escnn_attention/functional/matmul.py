@@ -113,6 +113,24 @@ class _Matmul(torch.autograd.Function):
         )
 
 
+class _Unbind(torch.autograd.Function):
+    """The parts of a tensor, whose gradients lie in memory as it does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, ...]:
+        ctx.shape, ctx.strides = x.shape, x.stride()
+        return x.unbind()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return torch.stack(grads)
+        out = grads[0].new_empty_strided(ctx.shape, ctx.strides)
+        for i, grad in enumerate(grads):
+            out[i].copy_(grad)
+        return out
+
+
 class _AddToEach(torch.autograd.Function):
     """The sum of ``(..., p, n)`` and ``(..., 1, n)``, row by row."""
 
@@ -212,7 +230,9 @@ def apart(made: Tensor, parts: int, side_by_side: bool | None = None) -> Sequenc
             found[i] = t.movedim((2, 3), (-2, -1)).transpose(0, 1)
         return found
     if made.device.type not in launch.DEVICES:
-        return made.unbind()
+        if made.is_contiguous() or not made.requires_grad or needs_operators(made):
+            return made.unbind()
+        return _Unbind.apply(made)
     return [t.movedim(-3, 0) for t in made.movedim((0, 1), (-4, -3)).unbind(-4)]
 
 

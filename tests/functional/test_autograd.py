@@ -18,6 +18,7 @@ from escnn_attention.functional.grid.call import Arguments
 from escnn_attention.functional.matmul import (
     Columns,
     add_to_each,
+    apart,
     gather_columns,
     grouped_linear,
     grouped_linear_transpose,
@@ -260,6 +261,7 @@ FUNCTIONS = {
     "_GroupedLinearTranspose": lambda: grouped_linear_transpose(_tensor(2, 5, 2, 3), _tensor(6, 3), columns=_columns()),
     "_Map": _map_of_irreps,
     "_Matmul": lambda: matmul(_tensor(2, 3, 4), _tensor(2, 4, 5)),
+    "_Unbind": lambda: torch.cat(list(apart(_tensor(5, 4, 3).transpose(0, 1), 2))),
 }
 
 

@@ -348,3 +348,18 @@ def test_parts_are_those_of_one_map(gathers, biased, few, number, monkeypatch):
     torch.testing.assert_close(torch.cat(list(parts)), whole)
     gradients = torch.autograd.grad(torch.cat(list(parts)).square().sum(), leaves)
     torch.testing.assert_close(gradients, torch.autograd.grad(whole.square().sum(), leaves))
+
+
+def test_gradients_of_parts_lie_in_memory_as_the_whole():
+    x, grads = torch.randn(2, 5, 6, 4, 3, dtype=torch.float64, requires_grad=True), []
+
+    def function(x):
+        whole = 2 * x.movedim(2, 0).transpose(-1, -2)
+        whole.register_hook(grads.append)
+        return sum((i + 1) * part.sin() for i, part in enumerate(apart(whole, 3)))
+
+    function(x).sum().backward()
+    weights = torch.arange(1, 4).repeat_interleave(2).view(1, 1, 6, 1, 1)
+    torch.testing.assert_close(x.grad, 2 * weights * (2 * x).cos())
+    assert grads[0].stride() == (2 * x).movedim(2, 0).transpose(-1, -2).stride()
+    assert torch.autograd.gradgradcheck(function, x, fast_mode=True)
