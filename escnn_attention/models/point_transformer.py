@@ -89,8 +89,8 @@ class PointTransformer(CloudNetwork):
         readout: whether the MLP acts on the pooled features of ``"clouds"``, or at ``"points"`` before they are pooled,
             which makes sums over the points extensive.
         head: further options of the head. ``"fields"``: the fields of z, by default as many as ``fields`` has scalars,
-            each regular field with one. Of an invariant head also ``"layers"``: the hidden layers of the MLP, each as
-            wide as z, by default 1; ``"poses"``: the pooling of z over the poses, ``"mean"`` or ``"max"``, or
+            each regular field with one. An invariant head also takes ``"layers"``: the hidden layers of the MLP, each
+            as wide as z, by default 1; ``"poses"``: the pooling of z over the poses, ``"mean"`` or ``"max"``, or
             ``"spectrum"``, the :class:`~escnn_attention.PowerSpectrum` of f in place of z, which is exact for
             continuous groups, too; and ``"batch_norm"``: whether invariants go through a batch norm before the MLP.
             Those of different clouds differ little, and are learned from faster; let the learning rate fall to zero.

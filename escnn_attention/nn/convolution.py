@@ -54,8 +54,8 @@ def attention_from_convolution(
 
     Args:
         convolution: over a group that maps the grid onto itself (a subgroup of D4, or of the full octahedral group in
-            3D). Of odd width, stride 1, one group, and padded such that the size stays, with zeros or circularly; any
-            dilation. What it computes now is copied, in its precision.
+            3D), with an odd width, stride 1, one group, any dilation, and padding that keeps the size, with zeros or
+            circular. Its present kernel is copied, in its precision.
         heads: ``"all"``, one for each place and pose, :math:`k^d |H|`, for regular fields; or ``"orbits"``, one for
             each orbit of places under H, for fields of any type.
         sharpness: by how much the score of the key that a head looks at exceeds that of the next ones. They get

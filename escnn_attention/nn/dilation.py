@@ -225,8 +225,9 @@ class DilationSelfAttention(PlainModule):
     lies in the window. Eqs. 20 and 21 print the factor of the query's scale outside a softmax that is already
     normalised; with it the response to an image enlarged by b is smaller by :math:`b^{-(d+1)}`.
 
-    **Equivariance.** To translations and to H as in :class:`GroupSelfAttention`. To dilations away from the last
-    scales: the features of an image enlarged by b at scale bs are those of the image at scale s. With
+    **Equivariance.** The layer is equivariant to translations and to H as :class:`GroupSelfAttention` is, and to
+    dilations away from the last scales: the features of an image enlarged by b at scale bs are those of the image at
+    scale s. With
     ``windows="dilated"`` this is exact at the positions that both grids have; with ``"scaled"`` it holds for smooth
     features to the error of a sum over the window, away from the border.
 

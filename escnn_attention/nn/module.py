@@ -488,9 +488,9 @@ class PointLayer(PointModule):
             x: features ``(N, in_type.size)`` of type ``in_type`` with ``coords`` ``(N, d)``. The output can be
                 differentiated by both.
             edge_index: ``(2, E)``, the edges from keys (first row) to queries (second row), as in PyTorch Geometric and
-                escnn's point convolutions. A point attends to itself only if there is such an edge; to every point that
-                is there leads one. Without edges the layer searches neighbours by ``radius`` and ``num_neighbours``, or
-                takes all points of the cloud.
+                escnn's point convolutions. A point attends to itself only if there is such an edge, and every point
+                that is there needs an edge to it. Without edges the layer searches neighbours by ``radius`` and
+                ``num_neighbours``, or takes all points of the cloud.
             batch: ``(N,)``, the number of the cloud of each point; None for a single cloud. Edges need none, and with
                 one stay within clouds.
             mask: ``(N,)``, False for points that are not there: they are not attended to, and their output is zero.

@@ -51,7 +51,7 @@ class PointSelfAttention(PointLayer):
     are transformed and never resampled, so the layer is exact for every element of the fiber group, for translations,
     and for permutations of the points.
 
-    Of trivial fields alone (atoms, masses) queries and keys have no poses, and lifting costs :math:`|H|` times less.
+    For trivial fields alone (atoms, masses) queries and keys have no poses, and lifting costs :math:`|H|` times less.
 
     Args:
         in_type: the type of the input. Any fields, over a gspace on R² or R³; or over one without a base space, for
@@ -62,8 +62,8 @@ class PointSelfAttention(PointLayer):
         radius: points attend to points within this distance, in the units of the coordinates, or for lifted points by
             :meth:`LiftedMotion.distance <escnn_attention.LiftedMotion.distance>`; None for any distance.
         num_neighbours: points attend to this number of nearest points, themselves included; None for all. Without both
-            a point attends to its whole cloud, or to the edges given on application. Of points that are equally far any
-            may be taken: where this matters, as on lattices, only a ``radius`` is exact.
+            a point attends to its whole cloud, or to the edges given on application. The choice among points at equal
+            distances is arbitrary: where there are such, as on lattices, only a ``radius`` is exactly equivariant.
         cutoff: whether weights go to zero smoothly at the radius, so that energies and forces do not jump when a point
             crosses it: True for the polynomial :math:`u(t) = 1 - 28t^6 + 48t^7 - 21t^8`, whose first two derivatives
             vanish at t = 1, or a function of :math:`t = r / \mathrm{radius}` in [0, 1] that is 0 at 1, such as a module
@@ -72,8 +72,8 @@ class PointSelfAttention(PointLayer):
         period: the side of a periodic box, or its sides along the axes of the coordinates: :math:`\Delta` is the
             shortest of the offsets between images of two points, by which neighbours are searched, too. The fiber group
             has to map the box onto itself, and a ``radius`` is at most half a side. None for space itself.
-        query, keys, projection, dropout, qk_norm, registers: as in :class:`GroupSelfAttention`; what
-            an encoding or kernel sees of a register is its number and, as of the features, the relation of the points.
+        query, keys, projection, dropout, qk_norm, registers: as in :class:`GroupSelfAttention`. For a register, too,
+            an encoding or kernel gets the relation of the points, and its number in place of a pose (without samples).
         shared_scores, poses: as in :class:`GroupSelfAttention`, between offsets (``relation=None``).
         bias: likewise. Keys have a bias with ``normalization="count"``, too, and in a :class:`PairKernel` where it does
             not drop out: unless that is a sum with :math:`\langle q, k \rangle`.

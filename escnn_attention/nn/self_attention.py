@@ -210,7 +210,7 @@ class GroupSelfAttention(MaskedModule):
     under translations away from the border, and under every element of H that maps the grid onto itself, about its
     centre; one that swaps the sides maps features of shape (n, m) to features of shape (m, n).
 
-    Of a continuous fiber group there are S samples :math:`h_s` (:class:`Samples`), with quadrature weights
+    A continuous fiber group is represented by S samples :math:`h_s` (:class:`Samples`), with quadrature weights
     :math:`\mu_s` whose logarithms are added to the scores, and the pose term of the encoding is a network. The layer is
     exactly equivariant to a sampled subgroup, and to other elements up to an error that falls with S, on which no
     parameter depends.
@@ -397,8 +397,8 @@ class GroupSelfAttention(MaskedModule):
             mask: as in :meth:`forward`.
 
         Returns:
-            Probabilities, for samples of a continuous group where they stand, of shape ``(B, num_heads, poses,
-            positions, query poses, key poses, *space)``. The query poses are :math:`Q(h)`, one for ``query="own"``
+            Probabilities ``(B, num_heads, poses, positions, query poses, key poses, *space)``, of samples of a
+            continuous group without a random turn. The query poses are :math:`Q(h)`, one for ``query="own"``
             and :math:`|H|` for ``"all"``. Key poses are :math:`|H|`, and registers behind them. Where scalars have no
             poses, and in :class:`LiftingSelfAttention`, there is one of either. Each map sums to 1 over the
             key poses and the space, except with ``normalization="count"`` and for queries that the mask hides, whose

@@ -39,8 +39,8 @@ class TrainingSampler(DistributedSampler[Draw]):
 
     The order of epoch t is :func:`epoch_order`; its batch b holds places bB, ..., bB + B − 1 of it, where B is
     ``batch_size``, and process r of W gets places rB/W, ..., (r + 1)B/W − 1 of every batch: together the processes see
-    the batches that one process sees. What does not fill a batch at the end is left out of the epoch, unless
-    ``drop_last`` is false; then a single process gets it as a smaller batch.
+    the batches that one process sees. Samples that do not fill a batch at the end are left out of the epoch, unless
+    ``drop_last`` is false; then a single process gets them as a smaller batch.
 
     >>> first, second = TrainingSampler(length=10, batch_size=4, seed=0)
     >>> shares = [next(iter(TrainingSampler(10, 4, 0, rank, world_size=2))).indices for rank in (0, 1)]
@@ -169,9 +169,9 @@ class Batches(Dataset[Any]):
 class DataInParts(pl.LightningDataModule, ABC):
     """Data in three parts, ``"train"``, ``"valid"`` and ``"test"``, in reproducible batches.
 
-    A training batch is a function of the seed, the epoch and its number: of neither the number of processes, nor of
-    workers, nor of whether the run was interrupted after an earlier epoch. What does not fill a batch at the end of an
-    epoch is left out, unless ``drop_last`` is false. Of the validation and test parts everything is seen exactly once.
+    A training batch is a function of the seed, the epoch and its number. It depends neither on the number of processes
+    or workers, nor on whether the run was interrupted after an earlier epoch. Samples that do not fill a batch at the
+    end of an epoch are left out, unless ``drop_last`` is false. Validation and tests see every sample exactly once.
 
     A subclass defines the content of the data set and its place. In a configuration file::
 

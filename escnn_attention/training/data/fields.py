@@ -170,8 +170,8 @@ class FieldData(GridFields):
     """Fields of an ``.npz`` file: pairs, or trajectories.
 
     The file has ``inputs`` ``(N, C, *space)`` and ``targets`` ``(N, C', *space)``, or ``trajectories``
-    ``(N, T, C, *space)``, in the plane or in space, floating-point numbers. Of a trajectory every window of ``frames``
-    frames is an input, its frames one behind the other in the channels, and the target is the frame ``step`` frames
+    ``(N, T, C, *space)``, in the plane or in space, floating-point numbers. Every window of ``frames`` frames of a
+    trajectory is an input, its frames one behind the other in the channels, and the target is the frame ``step`` frames
     after the last of them. All windows of a trajectory are in one part.
 
     Args:

@@ -35,7 +35,7 @@ class DigitCanvas(PublishedImages):
         digits: the number of digits on each.
         source: the digits: ``"digits"``, those of scikit-learn, which need no files; ``"mnist"`` or ``"rotmnist"``,
             which are looked for in ``folder``.
-        digit_size: the side of a digit in pixels. Of MNIST's images the middle 22×22 are shrunk to it, with
+        digit_size: the side of a digit in pixels. The middle 22×22 pixels of MNIST's images are shrunk to it, with
             antialiasing.
         num_train, num_valid, num_test: the numbers of canvases.
         rotate_test: whether each test canvas is rotated about its centre by an angle of its own.

@@ -23,10 +23,10 @@ class OwnImages(pl.LightningDataModule):
     """Images that a trained network is to classify, normalised as those that it was trained on.
 
     Args:
-        path: a folder or an ``.npz`` file. Of a folder every image in it and in its folders is taken, in the order of
-            their names, as grey or as colour, whichever the network takes; where all of them lie in folders whose names
-            are numbers, these are their labels. The file has ``images``, uint8 from 0 to 255 or floating-point numbers
-            from 0 to 1, of shape (N, C, H, W), or (N, H, W) for one channel, and it may have integer ``labels`` (N,).
+        path: a folder or an ``.npz`` file. All images in a folder and its subfolders are read, in the order of their
+            names, as grey or as colour, whichever the network takes; where all of them lie in folders whose names are
+            numbers, these are their labels. The file has ``images``, uint8 from 0 to 255 or floating-point numbers from
+            0 to 1, of shape (N, C, H, W), or (N, H, W) for one channel, and it may have integer ``labels`` (N,).
         trained_on: the data of the training. Images must have its C and its H = W.
 
     Attributes:
