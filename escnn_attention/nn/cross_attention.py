@@ -74,8 +74,8 @@ class GroupCrossAttention(GridModule):
       ``spacing`` says otherwise. ``kernel_size`` is a window about the place of the query.
     - Both are points, ``coords`` of a GeometricTensor, or one of them is a grid, whose positions are points then, with
       its centre at the origin and neighbouring positions 1 apart. Then :math:`\Delta = (x' - x) / \ell` with the
-      ``length_scale`` :math:`\ell`. Which keys a query sees, ``radius``, ``num_neighbours`` or ``edge_index`` say, or
-      a ``kernel_size`` about its place where one set is a grid; a query without any has the output of heads of zero.
+      ``length_scale`` :math:`\ell`. ``radius``, ``num_neighbours`` or ``edge_index`` choose the keys of a query, or a
+      ``kernel_size`` about its place where one set is a grid; the heads give zero for a query without keys.
     - They are of different gspaces, such as the tokens of a sequence and an image. A query has no place among the keys.
       :math:`\Delta = x'` is the place of the key relative to the centre of its own grid, in units of half the longest
       side; of points it is their place relative to the mean of their cloud, in units of the ``length_scale``. With
@@ -259,7 +259,7 @@ class GroupCrossAttention(GridModule):
         Returns:
             Probabilities ``(B, num_heads, poses, positions, query poses, key poses, *key_space)``, as those of
             :meth:`GroupSelfAttention.attention_maps`. Each map sums to 1 over the key poses and the space of the keys.
-            Of queries at points B is 1, and for keys at points ``*key_space`` is N'; a query without keys has zeros.
+            For queries at points B is 1, and for keys at points ``*key_space`` is N'; a query without keys has zeros.
 
         Raises:
             TypeError, ValueError: as :meth:`forward`; a position or pose that does not exist.
@@ -484,7 +484,7 @@ def _choose_window(
         if value not in (None, False, "none") and not one_space:
             raise ValueError(
                 f"{name}: got {value!r}, but queries have no place in {key_type.gspace.name}, the gspace of the "
-                "keys; needed None, or keys of the gspace of the queries"
+                "keys; leave it out, or give keys of the gspace of the queries"
             )
     return choose_window(group, key_type, kernel_size, window, options.pop("dilation", 1), **options)
 
