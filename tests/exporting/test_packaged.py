@@ -22,7 +22,6 @@ from escnn_attention.exporting.mode import for_package
 from escnn_attention.functional import BETWEEN_POINTS
 from escnn_attention.functional.grid import native
 from escnn_attention.functional.native import build
-from escnn_attention.functional.native.arguments import Members
 from escnn_attention.functional.points import native as between_points_native
 from escnn_attention.models import compile_package
 from tests import spaces
@@ -82,7 +81,8 @@ def run_here(monkeypatch):
             sums = out.new_empty(2 * out.numel() * values["query_poses"])
             tensors = list(tensors)
             tensors[names.index("out")], tensors[names.index("sums")] = out, sums
-            packed = kernel.structure.pack(Members(tensors, integers, numbers))
+            pointers = [0 if t is None else t.data_ptr() for t in tensors]
+            packed = kernel.structure.packed.pack(*pointers, *integers, *numbers)
             assert not kernel._function(out.dtype)(packed)
             return out
 

@@ -313,6 +313,7 @@ class GridLoop:
         """The output of a call on a grid; ``chunk`` is how many numbers are worked on at once."""
         positions, keys, bias = call.query_grid, call.key_grid, call.bias
         window, one_set = positions.window, keys is positions
+        dtype, exact = call.v.dtype, PRECISE[call.v.dtype]
         cos = sin = readout = None
         if not positions.complete:
             bias = bias if bias.waves is None else bias.explicit(call.offsets)
@@ -321,15 +322,14 @@ class GridLoop:
             if rows is not None and bias.spatial is not None:
                 bias = replace(bias, spatial=bias.spatial[:, :, rows])
         elif bias.waves is not None:
-            readout = bias.waves.readout
-            cos, sin = bias.waves.phases(_points(call))
-        dtype, exact = call.v.dtype, PRECISE[call.v.dtype]
+            readout = bias.waves.readout.to(exact)
+            cos, sin = (phase.to(exact) for phase in bias.waves.phases(_points(call)))
+        spatial = None if bias.spatial is None else bias.spatial.to(exact)
+        pose = None if bias.pose is None else bias.pose.to(exact)
         own = dtype if self.keeps_half else exact
         q, k, v = call.q.to(own), call.k.to(own), call.v.to(own)
         if self.laid_out is not None:
             q, k, v = map(self.laid_out, (q, k, v))
-        others = [None if t is None else t.to(exact) for t in (bias.spatial, bias.pose, cos, sin, readout)]
-        spatial, pose, cos, sin, readout = others
         arguments = Arguments(
             *(q, k, v, spatial, pose, cos, sin, readout),
             seed=torch.randint(2**62, (1,), device=call.q.device) if call.dropout else None,

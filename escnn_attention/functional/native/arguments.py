@@ -107,7 +107,7 @@ class Structure(Generic[Arguments, Results]):
                     sizes.setdefault(size, []).append((place[name], axis))
         self._sizes = list(sizes.values())
         self._no_gradients = [None] * len(self.differentiable)
-        self._packed = struct.Struct(
+        self.packed = struct.Struct(
             f"@{len(arrays) + len(filled) + len(self.differentiable)}P{len(integers) + len(sizes) + 1}q{len(doubles)}d"
         )
         self._lines = [
@@ -127,7 +127,7 @@ class Structure(Generic[Arguments, Results]):
     @property
     def num_bytes(self) -> int:
         """The size of the structure."""
-        return self._packed.size
+        return self.packed.size
 
     def members(
         self, arguments: Arguments, results: Results, gradients: Sequence[Tensor | None] | None = None
@@ -153,11 +153,6 @@ class Structure(Generic[Arguments, Results]):
         arrays += results
         arrays += self._no_gradients if gradients is None else gradients
         return Members(arrays, integers, list(map(arguments.__getitem__, self._doubles)))
-
-    def pack(self, members: Members) -> bytes:
-        """The members as they lie in memory."""
-        pointers = [0 if t is None else t.data_ptr() for t in members.arrays]
-        return self._packed.pack(*pointers, *members.integers, *members.numbers)
 
     def header(self) -> str:
         """The text of the C++ header: the structure, and a function that gives its size."""
@@ -250,7 +245,9 @@ class Kernel(Generic[Arguments, Results]):
         """
         function = self._found.get(dtype) or self._function(dtype)
         assert not isinstance(function, NotBuilt)
-        if function(self.structure.pack(self.structure.members(arguments, results, gradients))):
+        arrays, integers, doubles = self.structure.members(arguments, results, gradients)
+        pointers = [0 if t is None else t.data_ptr() for t in arrays]
+        if function(self.structure.packed.pack(*pointers, *integers, *doubles)):
             raise RuntimeError(f"native: can't allocate memory for {self._purpose}")
 
 

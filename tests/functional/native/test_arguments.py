@@ -91,6 +91,6 @@ def test_members_of_a_structure():
     assert forward == Members([x, y, None, out, None, None], [1, 1, 3, 4, threads], [0.5])
     backward = made.members(Numbers(None, y, None, 1, False, True, 0.5), Filled(), [None, y])
     assert backward == Members([None, y, None, None, None, y], [1, 0, 3, 0, threads], [0.5])
-    packed = struct.unpack("@6P5qd", made.pack(backward))
-    assert packed == (0, y.data_ptr(), 0, 0, 0, y.data_ptr(), 1, 0, 3, 0, threads, 0.5)
+    numbers = (0, y.data_ptr(), 0, 0, 0, y.data_ptr(), *backward.integers, *backward.numbers)
+    assert struct.unpack("@6P5qd", made.packed.pack(*numbers)) == numbers
     assert made.num_bytes == 12 * 8
