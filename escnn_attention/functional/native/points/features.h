@@ -15,7 +15,9 @@ template <class T> struct FeatureScores {
     static constexpr int width = WIDTH<T>;
 
     explicit FeatureScores(const Layout<T>& layout) : layout(layout), call(layout.call) {
-        if (call.features) // A vector more, which the last stretch of a ring reaches; and the rows do not all take the same lines of the cache.
+        // A vector more, which the last stretch of a ring reaches; and rows that do not all take the same lines of the
+        // cache.
+        if (call.features)
             rows = Rows<T>(layout.slots * call.heads * layout.score_rows, layout.padded_keys + LINE / int64_t(sizeof(T)));
     }
 
