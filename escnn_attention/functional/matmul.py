@@ -15,7 +15,7 @@ from escnn_attention.exporting.mode import in_packages
 from escnn_attention.functional import launch
 from escnn_attention.functional.autograd import Operator, Passes, needs_operators
 
-# Rows that fill no vector register are slow to make.
+# Rows that fill no vector register are slow to make; of fewer positions images are copied to rows.
 _NARROW = 16
 
 _FEW = 2**16
@@ -175,7 +175,7 @@ def grouped_linear(
     if side_by_side is None:
         groups = len(weight) if columns is None else columns.groups
         side_by_side = groups == 1 and x.dim() > 2 and x.stride(-1) != 1 == x.stride(-2)
-        # A GPU copies no small images.
+        # On a CPU a product for each image of few positions takes longer than a copy; a GPU waits for each launch.
         side_by_side &= x.device.type in launch.DEVICES or x.shape[1:-1].numel() >= _NARROW
     if not torch.is_grad_enabled():
         map_ = weight if columns is None else gather_columns(weight, columns)

@@ -31,8 +31,8 @@ class Chunk(NamedTuple):
     ``queries`` is ``keys`` itself where all points of a group see each other. ``first``: queries and keys are all
     points from this one on, row by row. ``edges`` ``(G, K)`` are the numbers of the edges from the keys, of numbered
     lists. ``repeats`` groups, one after the other, have the same relations to their keys. Where there is ``keys_of``,
-    ``keys`` are those of the first of them, and this function makes those of all, by their queries. ``arc``: so many
-    queries at a time are side by side on a ring of so many points, and see whole rings.
+    ``keys`` are those of the first of them, and this function makes those of all, by their queries. ``arc``
+    ``(n, m)``: every n queries, one after the other, lie side by side on a ring of m points, and see whole rings.
     """
 
     queries: Tensor

@@ -202,7 +202,7 @@ class SelfAttention(HeadModule):
         return y
 
     def _fuses(self, x: Tensor) -> bool:
-        """Whether expanded weights and PyTorch's fused attention take less time than a backend of one's choice."""
+        """Whether expanded weights and PyTorch's fused attention do the work: in programs, or without gradients."""
         if self.backend != "auto" or x.device.type != "cpu" or x.dtype != self.project_in.weight.dtype:
             return False
         if x.dtype != PRECISE[x.dtype] or torch.is_autocast_enabled("cpu") or (self.training and self.dropout):

@@ -162,7 +162,7 @@ def _slices(number: int, size: int) -> list[slice]:
 
 
 def holds_scores(heads: int, positions: int, element_size: int) -> bool:
-    """Whether a program may hold all scores of an image; it has no decision on a number that varies."""
+    """Whether a program may hold all scores of an image: not where the number of positions varies."""
     return isinstance(positions, int) and heads * positions**2 <= _scores_of_image(element_size)
 
 

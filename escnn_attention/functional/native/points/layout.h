@@ -100,8 +100,8 @@ template <class T> struct Layout {
     // Whether a task is a group: no two groups have keys in common, there are several for each thread, and the scores of
     // one fit into the cache.
     const bool whole_groups;
-    // How many copies of gradients of keys parts of the tasks may add to: they are no more numbers than the weights of all
-    // queries. 0 where these are kept instead, for a pass over the keys.
+    // The number of copies of the gradients of keys, one for each part of the tasks. Together they hold no more numbers
+    // than the weights of all queries. 0 where the weights are kept instead, for a pass over the keys.
     const int64_t copies;
     const int64_t slots, group_tasks;        // queries of a group that are taken at once, and how often that is
 
