@@ -1,1 +1,1 @@
-"""Experiments on point clouds: constellations, springs, molecules, shapes."""
+"""Experiments on point clouds: constellations, springs, molecules."""

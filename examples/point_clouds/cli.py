@@ -52,23 +52,6 @@ def qm9(small: Small = False, out: Out = _OUT, data_dir: Folder = None, **traini
     _run("qm9", out, small, data_dir, training)
 
 
-@training_command(app, "epochs", "seed", "seeds", "accelerator")
-def shapes(
-    small: Small = False,
-    modelnet40: Annotated[
-        bool, typer.Option("--modelnet40", help="The 40 classes of ModelNet40 instead of ten solids.")
-    ] = False,
-    out: Out = _OUT,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder of ModelNet40; the solids are generated.", show_default="$ESCNN_ATTENTION_DATA"),
-    ] = None,
-    **training: Any,
-) -> None:
-    """Classify shapes that are upright in training, on upright and on rotated test clouds."""
-    _run("modelnet40" if modelnet40 else "shapes", out, small, data_dir, training)
-
-
 def _run(
     name: str,
     out: Path,

@@ -9,7 +9,7 @@ shift
 mkdir -p "$out"
 cd "$(dirname "$0")/../.."
 failed=0
-for command in springs constellations shapes qm9; do
+for command in springs constellations qm9; do
     "${PYTHON:-python3}" examples/point_clouds $command --accelerator gpu --out "$out" "$@" 2>&1 | tee -a "$out/log.txt" || failed=1
 done
 exit $failed

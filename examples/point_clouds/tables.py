@@ -11,8 +11,6 @@ from examples.experiments.runs import DATA, NETWORK, Run
 from examples.experiments.twins import parameters
 
 _CONFIGURATIONS = Path(__file__).parent / "configurations"
-_MODELNET40_DATA = "escnn_attention.training.ModelNet40"
-_PUBLISHED_DATA = ("escnn_attention.training.QM9", _MODELNET40_DATA)
 _POTENTIAL = f"{NETWORK}.potential.init_args"
 _TRIVIAL = {"class_path": "escnn.gspaces.trivialOnR2"}, {"class_path": "escnn.gspaces.trivialOnR3"}
 
@@ -59,11 +57,6 @@ class Experiment:
             ),
             twin,
         ]
-
-    def keeps_files(self, small: bool, more: Mapping[str, Any]) -> bool:
-        """Whether the data has a folder: it is published."""
-        changes = {**self.changes, **(self.small if small else {}), **more}
-        return Run("", self._configuration(), changes).configuration()["data"]["class_path"] in _PUBLISHED_DATA
 
     def _configuration(self) -> Path | str:
         path = _CONFIGURATIONS / f"{self.base}.yaml"
@@ -178,54 +171,14 @@ _SPRINGS = Experiment(
     published="LieTransformer (T(2), 10,000 systems, 842 thousand parameters; mean square errors, read off a figure): "
     "1.7e-7 after 1 step, 5e-5 after 20, 7.5e-4 after 99; LieConv: 8e-7, 3.3e-4, 3.4e-3",
 )
-_SMALL_SHAPES: dict[str, Any] = {
-    **_WIDE_HEAD,
-    "trainer.max_epochs": 8,
-    "model.warm_up": 2,
-    f"{NETWORK}.fields": {"scalar": 24, "vector": 16},
-    f"{NETWORK}.attention.num_neighbours": 8,
-    f"{NETWORK}.attention.norm_kind": "layer",
-    f"{DATA}.num_points": 48,
-    f"{DATA}.batch_size": 16,
-}
-
-
-def _counts(prefix: str) -> dict[str, Any]:
-    """Clouds of the small version."""
-    return {f"{DATA}.{prefix}_{part}": count for part, count in (("train", 480), ("valid", 300), ("test", 300))}
-
-
-_SHAPES = Experiment(
-    "shapes",
-    "shapes_octahedral",
-    "octahedral",
-    {"accuracy": "accuracy (%)"},
-    {**_SMALL_SHAPES, **_counts("num")},
-    3,
-)
-_MODELNET40 = Experiment(
-    "shapes-modelnet40",
-    "shapes_octahedral",
-    "octahedral",
-    {"accuracy": "accuracy (%)"},
-    {**_SMALL_SHAPES, **_counts("limit")},
-    3,
-    changes={"data.class_path": _MODELNET40_DATA, f"{NETWORK}.out_type": 40, "model.num_classes": 40},
-)
 
 
 def experiments(name: str, small: bool) -> list[Experiment]:
-    """The tables of ``"constellations"``, ``"springs"``, ``"qm9"``, ``"shapes"`` or ``"modelnet40"``.
+    """The tables of ``"constellations"``, ``"springs"`` or ``"qm9"``.
 
     The small version of QM9 has one network for all invariant targets.
     """
     if name == "qm9":
         groups = [["mu", "alpha", "homo"]] if small else [["mu"], ["alpha"], ["homo"]]
         return [*map(_qm9, groups), _POLARIZABILITY]
-    single = {
-        "constellations": _CONSTELLATIONS,
-        "springs": _SPRINGS,
-        "shapes": _SHAPES,
-        "modelnet40": _MODELNET40,
-    }
-    return [single[name]]
+    return [{"constellations": _CONSTELLATIONS, "springs": _SPRINGS}[name]]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from escnn_attention.models import HamiltonianNetwork
 from escnn_attention.training import Springs
-from escnn_attention.training.data.clouds import qm9, shapes
+from escnn_attention.training.data.clouds import qm9
 from escnn_attention.training.data.clouds.springs import DURATION, NUM_FRAMES, Systems, energy, random_systems, simulate
 from escnn_attention.training.data.files import ENVIRONMENT
 from examples.experiments.runs import DATA, NETWORK
@@ -40,14 +40,10 @@ def data_dir(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "elsewhere"))
 
-    def download(*_, **__):
-        raise AssertionError("it was looked for elsewhere")
-
     def download_if_missing(path, *_, **__):
         assert path.exists(), "it was looked for elsewhere"
 
     monkeypatch.setattr(qm9, "make_from_downloads", download_if_missing)
-    monkeypatch.setattr(shapes, "download", download)
     yield tmp_path / "data"
     assert not list((tmp_path / "elsewhere").iterdir())
 
@@ -110,9 +106,7 @@ def test_twins_have_as_many_parameters_and_no_symmetry(name, small):
 
 @pytest.mark.usefixtures("as_wide")
 def test_twins_are_trained_alike():
-    for experiment, small in itertools.product(
-        [*experiments("qm9", True), *experiments("shapes", True)], (True, False)
-    ):
+    for experiment, small in itertools.product(experiments("qm9", True), (True, False)):
         equivariant, twin = (run.configuration() for run in experiment.runs(small))
         assert {**equivariant["model"], "network": None} == {**twin["model"], "network": None}
         assert equivariant["data"] == twin["data"]
@@ -276,68 +270,6 @@ def first_only(monkeypatch):
     every = tables.Experiment.runs
     monkeypatch.setattr(tables.Experiment, "_twin", lambda self, label, run: run)
     monkeypatch.setattr(tables.Experiment, "runs", lambda self, small: every(self, small)[:1])
-
-
-@pytest.fixture
-def models(data_dir, monkeypatch):
-    """A small stand-in for ModelNet40, and for the networks on it."""
-    h5py = pytest.importorskip("h5py")
-    monkeypatch.setattr(shapes, "_POINTS", 8)
-    rng = np.random.default_rng(0)
-    (data_dir / shapes.FOLDER).mkdir()
-    for name in (*shapes._TRAIN_FILES, *shapes._TEST_FILES):
-        with h5py.File(data_dir / shapes.FOLDER / name, "w") as file:
-            file["data"] = rng.standard_normal((6, 8, 3)).astype(np.float32)
-            file["label"] = rng.integers(0, 40, (6, 1)).astype(np.uint8)
-    tiny = {**tables._MODELNET40.small, **_QUIET, **_NARROW, f"{DATA}.num_points": 6, f"{DATA}.batch_size": 8}
-    changes = {**tables._MODELNET40.changes, f"{NETWORK}.gspace": _SPACE}
-    monkeypatch.setattr(tables, "_MODELNET40", dataclasses.replace(tables._MODELNET40, small=tiny, changes=changes))
-    return data_dir
-
-
-@pytest.mark.sampled(4, of="commands of the examples")
-@pytest.mark.usefixtures("first_only")
-def test_shapes_of_modelnet40(models, tmp_path):
-    options = ["--small", "--epochs", "1", "--data-dir", str(models), "--out", str(tmp_path / "out")]
-    result = _call("shapes", "--modelnet40", *options)
-    assert result.exit_code == 0, result.output
-    (row,) = json.loads((tmp_path / "out" / "shapes-modelnet40-small.json").read_text(encoding="utf-8"))
-    data = row["tested"]["configuration"]["data"]
-    assert data["class_path"].endswith("ModelNet40")
-    assert data["init_args"]["categories"] == 40
-    assert row["tested"]["configuration"]["model"]["network"]["init_args"]["out_type"] == 40
-    assert 0 <= row["accuracy"] <= 1
-    # Beside the solids, in folders of its own.
-    assert tables._SHAPES.runs(True)[0].name != tables._MODELNET40.runs(True)[0].name
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["constellations"], "No such option"),
-        (["springs", "--small"], "No such option"),
-        (["shapes"], "--data-dir: shapes has clouds that are made, not read"),
-        (["shapes", "--small"], "--data-dir: shapes has clouds that are made, not read"),
-    ],
-)
-def test_a_data_folder_that_would_do_nothing_is_refused(options, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(tables.Experiment, "runs", None)
-    result = _call(*options, "--data-dir", str(tmp_path), "--out", str(tmp_path / "out"))
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.split())
-    assert not (tmp_path / "out").exists()
-
-
-def test_which_experiments_have_a_data_folder():
-    for name, small, more, expected in (
-        ("constellations", False, {}, False),
-        ("springs", False, {}, False),
-        ("qm9", True, {}, True),
-        ("qm9", False, {}, True),
-        ("shapes", False, {}, False),
-        ("modelnet40", True, {}, True),
-    ):
-        assert {experiment.keeps_files(small, more) for experiment in experiments(name, small)} == {expected}
 
 
 def _integrated(systems, number, times):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.training.data.clouds import shapes
+from escnn_attention.training.data.clouds import modelnet40
 from escnn_attention.training.data.files import (
     Published,
     check_images,
@@ -26,9 +26,9 @@ from escnn_attention.training.data.images import cifar10, mnist, patch_camelyon,
 from escnn_attention.training.errors import UserError
 
 PUBLISHED = {
-    "ModelNet40": (shapes.URL, [shapes.MD5]),
+    "ModelNet40": (modelnet40.URL, [modelnet40.MD5]),
     "CIFAR10": (cifar10.URL, [cifar10.MD5]),
-    "MNIST": (mnist.URL, [md5 for _, md5 in mnist.FILES.values()]),
+    "MNIST": (mnist.URL, [md5 for _, md5 in mnist.ARCHIVES.values()]),
     "RotMNIST": (rotmnist.URL, [rotmnist.MD5]),
     "PatchCamelyon": (patch_camelyon.URL, list(patch_camelyon.MD5.values())),
 }

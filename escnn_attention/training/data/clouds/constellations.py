@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+import functools
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import torch
 from escnn_attention.training.data.base import at_least, one_of
 from escnn_attention.training.data.clouds.base import CloudsInMemory, GeneratedClouds
 
-Features = Literal["presence", "constant", "distances"]
+Features = Literal["presence", "constant"]
 
 COPIES = 2
 """The largest number of copies of a pattern."""
@@ -110,15 +111,6 @@ def make_constellations(
     )
 
 
-def distances(points: npt.NDArray[np.float64], present: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """The distances of each point to the present ones: (count, 34, 33), the longest first, zeros at the end.
-
-    They are what the published code takes for features. Rotating and moving a cloud does not change them.
-    """
-    found = np.linalg.norm(points[:, :, None] - points[:, None], axis=3) * present[:, None]
-    return -np.sort(-found, axis=2)[..., :-1]
-
-
 class Constellations(GeneratedClouds):
     """Constellations in the plane: how often are a square, a triangle, a pentagon and an L among the points?
 
@@ -134,9 +126,7 @@ class Constellations(GeneratedClouds):
     Args:
         num_train, num_valid, num_test: clouds of each part; as published 10,000 to train and 1,000 to test.
         features: ``"presence"``, 1 or 0: whether the pattern that a point is of is there, with all 34 points in the
-            cloud; ``"constant"``, 1, with the points of present patterns only; ``"distances"``, the 33 sorted
-            distances to present points, with the points of present patterns only: the published choice, in which
-            masked points have no part.
+            cloud; ``"constant"``, 1, with the points of present patterns only.
         noise: standard deviation of the normal noise on coordinates, where the radius of a polygon is 1.
         published: make clouds with the peculiarities of the published data: see :func:`make_constellations`.
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
@@ -153,6 +143,7 @@ class Constellations(GeneratedClouds):
     """
 
     dim = 2
+    in_channels = 1
     num_targets = len(PATTERNS)
     num_classes = COPIES + 1
 
@@ -167,28 +158,19 @@ class Constellations(GeneratedClouds):
         **options: Any,
     ) -> None:
         super().__init__(num_train, num_valid, num_test, **options)
-        one_of(("presence", "constant", "distances"), features=features)
+        one_of(get_args(Features), features=features)
         at_least(0, noise=noise)
         self.features: Features = features
         self.noise = noise
         self.published = published
-        self.in_channels = NUM_POINTS - 1 if features == "distances" else 1
 
     def _make(self, part: str) -> CloudsInMemory:
-        points, present, counts, features = self._in_blocks(part, self._block)
+        make = functools.partial(make_constellations, noise=self.noise, published=self.published)
+        points, present, _, counts = self._in_blocks(part, make)
         kept = np.ones_like(present) if self.features == "presence" else present
         return CloudsInMemory(
             torch.from_numpy(kept.sum(axis=1)),
             torch.from_numpy(points[kept]).float(),
-            torch.from_numpy(features[kept]).float(),
+            torch.from_numpy(present[kept, None]).float(),
             torch.from_numpy(counts),
         )
-
-    def _block(self, count: int, generator: np.random.Generator) -> tuple[npt.NDArray[Any], ...]:
-        made = make_constellations(count, generator, noise=self.noise, published=self.published)
-        features = (
-            distances(made.points, made.present).astype(np.float32)
-            if self.features == "distances"
-            else made.present[..., None].astype(np.float32)
-        )
-        return made.points, made.present, made.counts, features

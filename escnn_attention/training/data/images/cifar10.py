@@ -42,11 +42,10 @@ class CIFAR10(PublishedImages):
     as in the paper on stand-alone group attention. With ``full_train`` all 50,000 train and the test images validate,
     as in its published code; a network that is then chosen by its validation accuracy is chosen by the test images.
 
-    Looks in the folder for the published binary files (``data_batch_1.bin`` … in ``cifar-10-batches-bin``), then for
-    their archive ``cifar-10-binary.tar.gz``, then for ``cifar10_jpeg.npz``, the images as JPEG files. JPEG loses some
-    detail: accuracies are a little below those on the original. Such a file has the images class by class, so they are
-    put in an order first that is random and always the same, and the last 10,000 in it validate. If nothing is there,
-    the binary archive is downloaded and verified. The pickled files that are published, too, are never read.
+    Looks in the folder for the published binary archive ``cifar-10-binary.tar.gz``, which is read packed, then for
+    ``cifar10_jpeg.npz``, the images as JPEG files. JPEG loses some detail: accuracies are a little below those on the
+    original. Such a file has the images class by class, so they are put in an order first that is random and always the
+    same, and the last 10,000 in it validate. If nothing is there, the archive is downloaded and verified.
     Normalised with mean (0.4914, 0.4822, 0.4465) and standard deviation (0.2023, 0.1994, 0.2010).
 
     Args:
@@ -68,7 +67,7 @@ class CIFAR10(PublishedImages):
     size = _SIZE
     mean = (0.4914, 0.4822, 0.4465)
     std = (0.2023, 0.1994, 0.2010)
-    files = f"{FOLDER}/*.bin, {ARCHIVE} or {JPEG}"
+    files = f"{ARCHIVE} or {JPEG}"
 
     def __init__(
         self,
@@ -86,16 +85,13 @@ class CIFAR10(PublishedImages):
         return own + super()._augmentations(count)
 
     def _prepare_folder(self, folder: Path) -> None:
-        if self.download and not (_has_files(folder) or (folder / JPEG).exists()):
+        if self.download and not (folder / JPEG).exists():
             download(Published(ARCHIVE, URL, MD5), folder, ARCHIVE)
 
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, InMemory] | None:
-        if _has_files(folder) or (folder / ARCHIVE).exists():
+        if (folder / ARCHIVE).exists():
             names = {part: self._names(part) for part in parts}
-            wanted = {name for part in names.values() for name in part}
-            content = (
-                _read_files(folder / FOLDER, wanted) if _has_files(folder) else _read_archive(folder / ARCHIVE, wanted)
-            )
+            content = _read_archive(folder / ARCHIVE, {name for part in names.values() for name in part})
             return {part: _in_memory([content[name] for name in names[part]]) for part in parts}
         if (folder / JPEG).exists():
             return {part: self._read_jpeg(folder / JPEG, part, limit) for part, limit in parts.items()}
@@ -123,18 +119,6 @@ class CIFAR10(PublishedImages):
         chosen = {"train": order[:split], "valid": order[split:], "test": order}[part][:limit]
         images = _decode(path, stream, offsets, chosen)
         return InMemory(torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels[chosen]))
-
-
-def _has_files(folder: Path) -> bool:
-    return all((folder / FOLDER / name).is_file() for name in _TRAIN + _TEST)
-
-
-def _read_files(folder: Path, names: Collection[str]) -> dict[str, npt.NDArray[np.uint8]]:
-    content = {}
-    for name in names:
-        with readable(folder / name):
-            content[name] = _records(folder / name, (folder / name).read_bytes())
-    return content
 
 
 def _read_archive(path: Path, names: Collection[str]) -> dict[str, npt.NDArray[np.uint8]]:

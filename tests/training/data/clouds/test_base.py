@@ -13,7 +13,6 @@ from escnn_attention.training import (
     Clouds,
     Constellations,
     ModelNet40,
-    SampledSolids,
     Springs,
 )
 from escnn_attention.training.data.clouds.base import (
@@ -150,12 +149,12 @@ def test_half_of_the_motions_are_reflections(rotate):
     assert (changed - mirrored).abs().max() < 1e-12
 
 
-MADE = [Constellations, Springs, SampledSolids, ChargedParticles]
+MADE = [Constellations, Springs, ChargedParticles]
 ALL = [*MADE, ModelNet40, QM9]
 
 
 def loaded(rank=0, world_size=1, stage=None, kind=Constellations, **options):
-    small = {SampledSolids: {"num_points": 24}, ChargedParticles: {"start_frame": 0, "end_frame": 1}}.get(kind, {})
+    small = {ChargedParticles: {"start_frame": 0, "end_frame": 1}}.get(kind, {})
     module = kind(**{"num_train": 20, "num_valid": 7, "num_test": 9, "batch_size": 6, **small, **options})
     module.trainer = samples.process(rank, world_size)
     module.prepare_data()
@@ -222,7 +221,7 @@ def test_rotated_test_clouds(kind):
 
 
 def test_rotations_about_the_third_axis():
-    before, after = (loaded(kind=SampledSolids, rotate_test=rotate, batch_size=9) for rotate in (False, "z"))
+    before, after = (loaded(kind=ChargedParticles, rotate_test=rotate, batch_size=9) for rotate in (False, "z"))
     (one,), (other,) = (list(data.test_dataloader()) for data in (before, after))
     torch.testing.assert_close(one.coords[:, 2], other.coords[:, 2], rtol=0, atol=1e-6)
     assert (one.coords - other.coords).abs().max() > 0.5

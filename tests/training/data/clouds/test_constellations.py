@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from escnn_attention.training import Constellations
-from escnn_attention.training.data.clouds.constellations import NUM_POINTS, PATTERNS, distances, make_constellations
+from escnn_attention.training.data.clouds.constellations import NUM_POINTS, PATTERNS, make_constellations
 from escnn_attention.training.errors import UserError
 
 SIZES = [len(corners) for corners in PATTERNS.values()]
@@ -103,33 +103,18 @@ def test_the_order_of_points_says_nothing():
     np.testing.assert_allclose(shares, np.repeat(np.array(2 * SIZES)[:, None] / 34, 34, axis=1), atol=0.03)
 
 
-def test_distances_do_not_change_when_a_cloud_is_moved():
-    found = made(10)
-    features = distances(found.points, found.present)
-    assert features.shape == (10, 34, 33)
-    assert (np.diff(features, axis=2) <= 0).all()
-    for n in (0, 7):
-        there = found.points[n][found.present[n]]
-        expected = -np.sort(-np.linalg.norm(found.points[n][:, None] - there[None], axis=2), axis=1)
-        kept = min(33, len(there))
-        np.testing.assert_allclose(features[n, :, :kept], expected[:, :kept])
-        assert not features[n, :, kept:].any()
-    turn = np.array([[0.6, -0.8], [0.8, 0.6]])
-    np.testing.assert_allclose(distances(found.points @ turn.T + 5, found.present), features, atol=1e-12)
-
-
-@pytest.mark.parametrize(("features", "channels"), [("presence", 1), ("constant", 1), ("distances", 33)])
-def test_batches(features, channels):
+@pytest.mark.parametrize("features", ["presence", "constant"])
+def test_batches(features):
     data = Constellations(num_train=64, batch_size=64, features=features)
     data.setup("fit")
     (batch,) = data.train_dataloader()
-    assert (data.dim, data.in_channels, data.num_targets, data.num_classes) == (2, channels, 4, 3)
+    assert (data.dim, data.in_channels, data.num_targets, data.num_classes) == (2, 1, 4, 3)
     assert (batch.coords.dtype, batch.features.dtype, batch.targets.dtype) == (
         torch.float32,
         torch.float32,
         torch.int64,
     )
-    assert batch.features.shape == (len(batch.coords), channels)
+    assert batch.features.shape == (len(batch.coords), 1)
     assert batch.targets.shape == (64, 4)
     there = batch.targets @ torch.tensor(SIZES)
     if features == "presence":
@@ -138,12 +123,7 @@ def test_batches(features, channels):
         assert torch.equal(torch.zeros(64).index_add(0, batch.batch, batch.features[:, 0]), there.float())
     else:
         assert torch.equal(batch.batch.bincount(), there)
-    if features == "constant":
         assert (batch.features == 1).all()
-    if features == "distances":
-        first = batch.batch == 0
-        gaps = torch.cdist(batch.coords[first], batch.coords[first]).sort(dim=1, descending=True).values[:, :33]
-        torch.testing.assert_close(batch.features[first][:, : gaps.shape[1]], gaps, rtol=0, atol=2e-3)
 
 
 def test_options_change_the_clouds():

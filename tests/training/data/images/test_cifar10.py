@@ -38,12 +38,6 @@ def archive(files, folder="cifar-10-batches-bin"):
     return content.getvalue()
 
 
-def unpacked(folder, files):
-    (folder / "cifar-10-batches-bin").mkdir()
-    for name, records in files.items():
-        (folder / "cifar-10-batches-bin" / name).write_bytes(records.tobytes())
-
-
 def everything(loader):
     images, labels = zip(*loader, strict=True)
     return torch.cat(images), torch.cat(labels)
@@ -71,12 +65,6 @@ def check(folder, files, **options):
 
 
 @pytest.mark.parametrize("full_train", [False, True])
-def test_published_files(tmp_path, files, full_train):
-    unpacked(tmp_path, files)
-    check(tmp_path, files, full_train=full_train)
-
-
-@pytest.mark.parametrize("full_train", [False, True])
 def test_published_archive(tmp_path, files, full_train):
     (tmp_path / cifar10.ARCHIVE).write_bytes(archive(files))
     check(tmp_path, files, full_train=full_train)
@@ -97,7 +85,7 @@ def test_download(tmp_path, files, server, monkeypatch):
 def test_colours_are_where_they_belong(tmp_path, files):
     for records in files.values():
         records[:, 1:] = np.repeat([255, 128, 0], 1024)  # orange
-    unpacked(tmp_path, files)
+    (tmp_path / cifar10.ARCHIVE).write_bytes(archive(files))
     data = CIFAR10(tmp_path, batch_size=4)
     data.setup("fit")
     images, _ = next(iter(data.train_dataloader()))
@@ -106,7 +94,7 @@ def test_colours_are_where_they_belong(tmp_path, files):
 
 
 def test_augmentation(tmp_path, files):
-    unpacked(tmp_path, files)
+    (tmp_path / cifar10.ARCHIVE).write_bytes(archive(files))
     seen = {}
     for name, options in {"plain": {}, "augmented": {"augment": True}, "again": {"augment": True}}.items():
         data = CIFAR10(tmp_path, batch_size=16, seed=3, **options)
@@ -197,7 +185,7 @@ def test_few_jpeg_images_are_of_several_classes(tmp_path, jpeg_arrays):
 def test_the_original_goes_before_jpeg(tmp_path, files, jpeg_arrays, monkeypatch):
     np.savez(tmp_path / "cifar10_jpeg.npz", **jpeg_arrays)
     monkeypatch.setattr(cifar10, "_PER_FILE", 4)
-    unpacked(tmp_path, files)
+    (tmp_path / cifar10.ARCHIVE).write_bytes(archive(files))
     check(tmp_path, files)
 
 
@@ -245,16 +233,15 @@ def test_jpeg_images_that_are_none(tmp_path, jpeg_arrays):
 
 
 def test_damaged_files(tmp_path, files):
-    unpacked(tmp_path, files)
-    path = tmp_path / "cifar-10-batches-bin" / "data_batch_2.bin"
-    whole = path.read_bytes()
+    whole = files["data_batch_2.bin"].tobytes()
     for damaged, message in (
         (whole[:-1], f"{4 * 3073 - 1} bytes, expected 4 images of 3073 bytes"),
         (whole[:-3073], f"{3 * 3073} bytes"),
         (b"", "0 bytes"),
         (b"\x0a" + whole[1:], "labels must lie between 0 and 9"),
     ):
-        path.write_bytes(damaged)
+        content = files | {"data_batch_2.bin": np.frombuffer(damaged, np.uint8)}
+        (tmp_path / cifar10.ARCHIVE).write_bytes(archive(content))
         with pytest.raises(UserError, match=rf"data_batch_2\.bin: {message}"):
             CIFAR10(tmp_path).setup("fit")
 
