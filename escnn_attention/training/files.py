@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
+import functools
 import glob
 import io
 import itertools
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import yaml
 from filelock import FileLock, Timeout
 
 from escnn_attention.training.errors import UserError
@@ -110,6 +112,12 @@ def keep_aside(path: Path) -> Path:
     path.rename(aside)
     print(f"{path} was of another run: it is kept as {aside.name}", file=sys.stderr)
     return aside
+
+
+@functools.lru_cache(maxsize=8)
+def content_of(text: str) -> Any:
+    """The content of a file of YAML, not to be changed: a command needs that of its configuration more than once."""
+    return yaml.safe_load(text)
 
 
 def write_json(path: Path, value: Any) -> None:

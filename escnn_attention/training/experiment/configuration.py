@@ -16,6 +16,7 @@ from escnn_attention.models import list_models
 from escnn_attention.models.registry import description_of, recipe_file
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.trust import check_kept
+from escnn_attention.training.files import content_of
 
 # Options of the data that may change when a training resumes.
 _INCIDENTAL = tuple(
@@ -98,7 +99,7 @@ def find_task(arguments: Sequence[str]) -> str:
     for path in known.config:
         try:
             text = path if path.startswith("{") else Path(path).read_text(encoding="utf-8")
-            content = yaml.safe_load(text)
+            content = content_of(text)
         except UnicodeDecodeError as error:
             raise UserError(f"--config: {path} is not a text file") from error
         except yaml.YAMLError as error:

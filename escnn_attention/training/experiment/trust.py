@@ -15,6 +15,7 @@ import yaml
 from escnn_attention._checks import reason_of
 from escnn_attention.models.description import DescriptionError, named
 from escnn_attention.training.errors import UserError
+from escnn_attention.training.files import content_of
 from escnn_attention.training.modules.scheduled import adam
 
 _LONGEST = 1 << 20  # bytes
@@ -46,7 +47,7 @@ def check_kept(path: Path) -> None:
     try:
         if path.stat().st_size > _LONGEST:
             raise _UnknownError(f"it is longer than {_LONGEST} bytes")
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = content_of(path.read_text(encoding="utf-8"))
         if not isinstance(content, Mapping):
             raise _UnknownError(f"it holds a {type(content).__name__}, not a configuration")
         for part in content:

@@ -47,7 +47,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 NARROW = [(80, torch.float32, name) for name in ("C4", "torus")]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(3, of="machine code for GPUs")
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize(("chip", "dtype", "name"), [(90, dtype, name) for dtype in DTYPES for name in SIZES] + NARROW)
 def test_registers_hold_what_kernels_work_on(compiled, query, chip, dtype, name):
