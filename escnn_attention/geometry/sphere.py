@@ -87,14 +87,15 @@ class SphereGrid:
 
         Returns:
             the features ``(B · N, C)`` with their coordinates; the number of the image of each point; the weight of
-            each point. They are what the layers on points take.
+            each point. They are what the layers on points take. Coordinates and weights of features in half precision
+            are in float32.
         """
         if x.dim() != 4 or tuple(x.shape[2:]) != self.shape or x.shape[1] != field_type.size:
             needed = ("B", field_type.size, *self.shape)
             raise ValueError(f"x: got shape {tuple(x.shape)}, needed ({', '.join(map(str, needed))})")
         if field_type.gspace.dimensionality != 3:
             raise ValueError(f"field_type: got one on {field_type.gspace.name}, needed a gspace on R³")
-        arguments = (self.coords, self.weights, len(x), x.device, x.dtype)
+        arguments = (self.coords, self.weights, len(x), x.device, torch.promote_types(x.dtype, torch.float32))
         coords, batch, measure = kept(_of_images, *arguments)
         if any(t._version for t in (coords, batch, measure)):  # somebody has written into them
             coords, batch, measure = _of_images(*arguments)

@@ -78,6 +78,13 @@ def test_points_are_the_same_tensors_in_every_call():
     assert grid.points(torch.randn(1, 1, 4, 6).double(), scalars)[0].coords.dtype == torch.float64
 
 
+def test_coordinates_are_not_in_half_precision():
+    space = gspaces.rot3dOnR3()
+    x, _, measure = SphereGrid(4, 6).points(torch.randn(2, 1, 4, 6).bfloat16(), FieldType(space, [space.trivial_repr]))
+    assert x.tensor.dtype == torch.bfloat16
+    assert x.coords.dtype == measure.dtype == torch.float32
+
+
 def test_bad_arguments():
     for message, arguments in (
         ("even", (7,)),
