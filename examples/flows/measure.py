@@ -182,7 +182,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         file = folder / "measured.json"
         if not file.exists():
             network, kinds = trained(folder)
-            file.write_text(json.dumps(measured(network, kinds, held_out(given.data, kinds, given.number))))
+            try:
+                flows = held_out(given.data, kinds, given.number)
+            except ValueError as error:
+                parser.error(str(error))
+            file.write_text(json.dumps(measured(network, kinds, flows)))
         results[name].append(json.loads(file.read_text()))
     print(table(results))
 
