@@ -13,12 +13,15 @@ from torch import Tensor
 
 from escnn_attention.exporting.mode import in_packages
 from escnn_attention.functional import launch
-from escnn_attention.functional.autograd import Operator, Passes, needs_operators
+from escnn_attention.functional.autograd import needs_operators
+from escnn_attention.functional.columns import add_columns
 
 # Rows that fill no vector register are slow to make; of fewer positions images are copied to rows.
 _NARROW = 16
 
 _FEW = 2**16
+# Of so many numbers a backward pass of our own takes about as long as PyTorch's, and of fewer it takes longer.
+SMALL = 2**20
 # Sums of so many numbers take longer than to start another.
 _LONG = 2**12
 # Sums for at most so many numbers that are this long or longer are made in parts.
@@ -177,9 +180,8 @@ def grouped_linear(
         side_by_side = groups == 1 and x.dim() > 2 and x.stride(-1) != 1 == x.stride(-2)
         # On a CPU a product for each image of few positions takes longer than a copy; a GPU waits for each launch.
         side_by_side &= x.device.type in launch.DEVICES or x.shape[1:-1].numel() >= _NARROW
-    if not torch.is_grad_enabled():
-        map_ = weight if columns is None else gather_columns(weight, columns)
-        return _linear(x, map_, bias, side_by_side)
+    if not torch.is_grad_enabled() or (not side_by_side and _is_simple(math.prod(x.shape[:-1]), weight, columns)):
+        return _linear(x, _gather(weight, columns), bias, side_by_side)
     return _GroupedLinear.apply(x, weight, bias, side_by_side, *(columns or (None, None, 0)))
 
 
@@ -196,6 +198,10 @@ def grouped_linears(
     On the CPU parts of many numbers are a product each, so that their gradients need not be copied into one tensor.
     """
     rows = math.prod(x.shape[:-1])  # in programs it may be any number
+    simple = parts > 1 and not side_by_side and not needs_operators(x, weight, bias)
+    if simple and _is_simple(rows, weight, columns):
+        x, weight = of_one_precision(x, weight)
+        return _one_product(x, _gather(weight, columns), None if bias is None else bias.to(weight.dtype), parts)
     outputs = math.prod(weight.shape[:-1]) if columns is None else weight.shape[0] * len(columns.seen)
     one_group = columns is not None and columns.groups == parts  # A single group would have its poses inside.
     if (
@@ -260,23 +266,34 @@ def grouped_linear_transpose(
         last = weight.dim() - 2 if columns is None else 2
         side_by_side = y.dim() > 2 + last and y.stride(-1) != 1 == y.stride(-1 - last)
         side_by_side &= y.device.type in launch.DEVICES or y.shape[2:-last].numel() >= _NARROW
+    lead = y.dim() - 1 - (weight.dim() - 2 if columns is None else 2)
     if y.device.type in launch.DEVICES and not side_by_side:  # One copy, if any, in place of one for each product.
-        lead = y.dim() - 1 - (weight.dim() - 2 if columns is None else 2)
         rows = _rows_of_all(y, lead)
         y = rows.view(*y.shape[1 : 1 + lead], len(y), *y.shape[1 + lead :]).movedim(lead, 0)
-    if not torch.is_grad_enabled():
-        return _linear_transpose(y, weight if columns is None else gather_columns(weight, columns), bias, side_by_side)
+    if not torch.is_grad_enabled() or (
+        not side_by_side and _is_simple(math.prod(y.shape[1 : 1 + lead]), weight, columns)
+    ):
+        return _linear_transpose(y, _gather(weight, columns), bias, side_by_side)
     return _GroupedLinearTranspose.apply(y, weight, bias, side_by_side, *(columns or (None, None, 0)))
 
 
-def _in_one(weight: Tensor, rows: int) -> bool:
+def _in_one(weight: Tensor, rows: int, shape: tuple[int, int, int] | None = None) -> bool:
     """Whether to take one product and move its result: group by group ``x`` is read again for every group.
 
-    Few numbers are moved in less time than another product takes to start.
+    Few numbers are moved in less time than another product takes to start. A map that is not gathered yet has a shape.
     """
-    groups, outputs, inputs = weight.shape
+    groups, outputs, inputs = shape or weight.shape
     few = isinstance(rows, int) and rows * groups * outputs <= _FEW  # in programs it may be any number
     return few or groups == 1 or inputs >= 6 * outputs or weight.device.type in launch.DEVICES
+
+
+def _is_simple(rows: int, weight: Tensor, columns: Columns | None) -> bool:
+    """Whether a map is one product of few numbers on a CPU, whose gradients PyTorch makes in the least time."""
+    groups, poses = (len(weight), 1) if columns is None else (columns.groups, len(columns.seen))
+    outputs, inputs = weight.shape[:-1].numel() * poses // groups, weight.shape[-1]
+    if weight.device.type in launch.DEVICES or not isinstance(rows, int):
+        return False
+    return rows * max(groups * outputs, inputs) <= SMALL and _in_one(weight, rows, (groups, outputs, inputs))
 
 
 def _columns(y: Tensor, last: int) -> Tensor:
@@ -287,26 +304,38 @@ def _columns(y: Tensor, last: int) -> Tensor:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool = False) -> Tensor:
-    shape, weight = weight.shape, weight.flatten(1, -2)
-    groups, outputs, inputs = weight.shape
-    in_one = side_by_side or _in_one(weight, math.prod(x.shape[:-1]))
-    if bias is not None and in_one:  # With zeros for the other groups: one copy.
-        bias = F.pad(bias.expand(-1, *shape[1:-1]), (0, 0) * (len(shape) - 2) + (0, groups - len(bias))).view(-1)
+    shape, of_groups = weight.shape, weight.flatten(1, -2)
+    groups, outputs, inputs = of_groups.shape
+    if not side_by_side and _in_one(of_groups, math.prod(x.shape[:-1])):
+        return _one_product(x, weight, bias)[0]
     if side_by_side:
-        map_, columns = weight.view(-1, inputs).expand(len(x), -1, -1), x.movedim(-1, 1).flatten(2)
+        if bias is not None:  # With zeros for the other groups: one copy.
+            bias = F.pad(bias.expand(-1, *shape[1:-1]), (0, 0) * (len(shape) - 2) + (0, groups - len(bias))).view(-1)
+        map_, columns = weight.reshape(-1, inputs).expand(len(x), -1, -1), x.movedim(-1, 1).flatten(2)
         y = torch.bmm(map_, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), map_, columns)
         last, space = len(shape) - 2, x.dim() - 2
         y = y.view(len(x), groups, *shape[1:-1], *x.shape[1:-1])
         return y.permute(1, 0, *range(2 + last, 2 + last + space), *range(2, 2 + last))
-    rows = x.reshape(-1, inputs)  # of other shapes torch adds the bias in an operation of its own
-    if in_one:
-        y = F.linear(rows, weight.view(-1, inputs), bias).view(-1, groups, outputs).transpose(0, 1)
-        y = y if y.device.type in launch.DEVICES else y.contiguous()
-    else:
-        y = torch.bmm(rows.expand(groups, -1, -1), weight.transpose(1, 2))
-        if bias is not None:
-            y[: len(bias)].add_(bias.expand(-1, *shape[1:-1]).reshape(-1, 1, outputs))
+    y = torch.bmm(x.reshape(-1, inputs).expand(groups, -1, -1), of_groups.transpose(1, 2))
+    if bias is not None:
+        y[: len(bias)].add_(bias.expand(-1, *shape[1:-1]).reshape(-1, 1, outputs))
     return y.view(groups, *x.shape[:-1], *shape[1:-1])
+
+
+def _one_product(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int = 1) -> list[Tensor]:
+    """The outputs of so many parts of the groups, by one product."""
+    shape, groups = weight.shape, len(weight) // parts
+    if bias is not None:
+        missing, bias = len(weight) - len(bias), bias.expand(-1, *shape[1:-1])
+        bias = (F.pad(bias, (0, 0) * (len(shape) - 2) + (0, missing)) if missing else bias).flatten()
+    # Of other shapes torch adds the bias in an operation of its own.
+    y = F.linear(x.reshape(-1, shape[-1]), weight.flatten(0, -2), bias)
+    if len(weight) == 1:
+        return [y.view(1, *x.shape[:-1], *shape[1:-1])]
+    outputs = y.shape[1] // len(weight)
+    made = (y.view(-1, groups, outputs),) if parts == 1 else y.view(-1, parts, groups, outputs).unbind(1)
+    by_group = [t.transpose(0, 1) if y.device.type in launch.DEVICES else t.transpose(0, 1).contiguous() for t in made]
+    return [t.view(groups, *x.shape[:-1], *shape[1:-1]) for t in by_group]
 
 
 def _linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool = False) -> Tensor:
@@ -508,7 +537,7 @@ def gather_columns(weight: Tensor, columns: Columns) -> Tensor:
     if needs_operators(weight):
         of_poses = weight.index_select(1, columns.seen.flatten()).unflatten(1, columns.seen.shape)
         return in_groups(of_poses, columns.groups).contiguous()
-    return _GatherColumns.apply(weight, *columns) if torch.is_grad_enabled() else _gathered(weight, *columns)
+    return _gather(weight, columns)
 
 
 def in_groups(of_poses: Tensor, groups: int) -> Tensor:
@@ -526,64 +555,17 @@ def in_groups(of_poses: Tensor, groups: int) -> Tensor:
     return of_poses.unsqueeze(0) if groups == 1 else of_poses.unflatten(0, (groups, -1)).transpose(1, 2)
 
 
+def _gather(weight: Tensor, columns: Columns | None) -> Tensor:
+    """The map of which there are columns, if there are, with gradients of our own."""
+    if columns is None:
+        return weight
+    return _GatherColumns.apply(weight, *columns) if torch.is_grad_enabled() else _gathered(weight, *columns)
+
+
 def _gathered(weight: Tensor, seen: Tensor, _: Tensor | None, groups: int) -> Tensor:
     # One operation, which writes the result as it is to lie in memory.
     of_poses = in_groups(weight.unsqueeze(1).expand(-1, len(seen), -1), groups)
     return of_poses.gather(-1, (seen.unsqueeze(1) if groups > 1 else seen).expand_as(of_poses))
-
-
-def add_columns(of_poses: Tensor, back: Tensor) -> Tensor:
-    """The transpose of :func:`gather_columns`: what the poses have, added up in the columns ``(F, n)`` that they saw.
-
-    The sums are over the poses in their order, the same on every device.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional.matmul import Columns, add_columns, gather_columns
-        >>> weight, columns = torch.randn(6, 3), Columns.of(torch.tensor([[0, 1, 2], [2, 0, 1]]), groups=2)
-        >>> torch.equal(add_columns(gather_columns(weight, columns), columns.back), 2 * weight)
-        True
-    """
-    call = _Added(of_poses, back)
-    by_kernel = of_poses.device.type in launch.DEVICES and launch.has_kernels(of_poses.device)
-    return _sum_columns(call) if by_kernel and not torch.compiler.is_compiling() else _added(call)
-
-
-class _Added(NamedTuple):
-    of_poses: Tensor
-    back: Tensor
-
-
-def _added(call: _Added) -> Tensor:
-    several = len(call.of_poses) > 1
-    places = (call.back.unsqueeze(1) if several else call.back).expand_as(call.of_poses)
-    return call.of_poses.gather(-1, places).sum(1 if several else 2).flatten(0, 1)
-
-
-def _room_for_sums(call: _Added) -> tuple[Tensor, Tensor]:
-    of_poses = call.of_poses
-    fields = of_poses.shape[:3].numel() // len(call.back)
-    return of_poses.new_empty(fields, of_poses.shape[-1]), of_poses.new_empty(0)
-
-
-def _added_by_kernel(call: _Added) -> tuple[Tensor, Tensor]:
-    of_poses, back = call if len(call.of_poses) > 1 else (call.of_poses.transpose(1, 2), call.back)
-    of_poses = of_poses if of_poses.stride(-1) == 1 else of_poses.contiguous()
-    _, poses, fields, columns = of_poses.shape
-    out, nothing = _room_for_sums(call)
-    grid = (-(-len(out) // 4), -(-columns // 64))
-    with launch.on_device(out.device):
-        launch.kernels("tables_kernels").add_columns[grid](
-            *(of_poses, back, out, len(out), columns, fields, poses, *of_poses.stride()[:3]), BR=4, BC=64
-        )
-    return out, nothing
-
-
-def _gather_again(call: _Added, grad: Tensor, *_: Any) -> list[Tensor | None]:
-    return [_gathered(grad, call.back.argsort(1), None, len(call.of_poses))]
-
-
-_sum_columns = Operator("add_columns", _Added, 1, Passes(_added_by_kernel, _gather_again, _room_for_sums, _added))
 
 
 class _GatherColumns(torch.autograd.Function):

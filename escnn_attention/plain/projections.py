@@ -23,10 +23,12 @@ from escnn_attention._checks import check_option, check_probability
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.base import Needs
 from escnn_attention.encodings.bias import OverStabilizer
-from escnn_attention.functional import KeyMode, QueryMode
+from escnn_attention.functional import KeyMode, QueryMode, launch
+from escnn_attention.functional.autograd import needs_operators
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import (
+    SMALL,
     Columns,
     apart,
     gather_columns,
@@ -209,6 +211,12 @@ def _biases(bias: int, last: tuple[int, int]) -> Parameter | None:
     return Parameter(torch.zeros(number)) if number else None
 
 
+def _pose_by_pose(x: Tensor, order: int, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A map of the fields of ``(N, fields · |H|)`` at each pose."""
+    rows = x.unflatten(1, (-1, order)).mT.reshape(-1, weight.shape[1])
+    return F.linear(rows, weight, bias).view(len(x), order, -1).mT.flatten(1)
+
+
 class ToPoses(Versioned):
     """The projection of features ``(B, N, size)`` to regular fields, ``(groups, B, N, |H|, fields // groups)``.
 
@@ -247,8 +255,12 @@ class ToPoses(Versioned):
         return self.in_parts(x, 1)[0]
 
     def of_rows(self, x: Tensor) -> Tensor:
-        """The output of rows ``(..., size)`` by one product, ``(..., groups · |H| · fields // groups)``."""
-        assert self.frames is not None
+        """The output of rows ``(..., size)`` by one product, ``(..., groups · |H| · fields // groups)``.
+
+        A single group has the poses inside.
+        """
+        if self.frames is None:
+            return _pose_by_pose(x, self.order, self.weight, self.bias)
         weight = self.frames.matrix(self.weight, self.groups)
         return F.linear(x, weight, None if self.bias is None else self._kept.of(self.bias, self._shifts, self.training))
 
@@ -256,6 +268,8 @@ class ToPoses(Versioned):
         """The biases of all groups, poses and fields."""
         some = _by_group(bias, len(self.weight) // self.groups, self.last_bias)
         assert some is not None
+        if self.groups == 1:
+            return some.mT.expand(-1, -1, self.order).flatten()
         return F.pad(some.expand(-1, self.order, -1), (0, 0, 0, 0, 0, self.groups - len(some))).flatten()
 
     def in_parts(self, x: Tensor, parts: int, side_by_side: bool | None = None) -> Sequence[Tensor]:
@@ -322,10 +336,11 @@ class FromPoses(ExactBuffers):
 
     def of_rows(self, y: Tensor) -> Tensor:
         """The output ``(..., size)`` of rows ``(..., groups · |H| · fields // groups)``, by one product."""
-        assert self.frames is not None
-        weight = self.frames.matrix(self.weight, self.groups).mT
         bias = None if self.bias is None else self._kept.of(self.bias, self.invariants.matmul, self.training)
-        return F.linear(y, weight, bias)
+        if self.frames is None:
+            x = _pose_by_pose(y, self.order, self.weight)
+            return x if bias is None else x + bias.to(x.dtype)
+        return F.linear(y, self.frames.matrix(self.weight, self.groups).mT, bias)
 
     def forward(self, y: Tensor) -> Tensor:
         if self.irreps is not None:
@@ -535,6 +550,11 @@ class PoseLinear(torch.nn.Module):
         self.order = order
 
     def forward(self, x: Tensor) -> Tensor:
+        irreps, weight = self.projection.irreps, self.projection.weight
+        in_rows = x.dim() == 2 and x.device.type not in launch.DEVICES and not needs_operators(x, weight)
+        in_rows = in_rows and x.numel() <= SMALL
+        if in_rows and (irreps is None or not irreps.pays(x, weight, len(x))):
+            return self.projection.of_rows(x)
         # Channels last, and as one row of positions.
         y = x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1)
         if isinstance(self.projection, ToPoses):

@@ -7,9 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from escnn_attention.functional import matmul as module
+from escnn_attention.functional.columns import _Added, add_columns
 from escnn_attention.functional.matmul import (
     Columns,
-    add_columns,
     add_to_each,
     apart,
     gather_columns,
@@ -118,9 +118,16 @@ def test_grouped_products(size):
     torch.testing.assert_close(grouped_linear_transpose(y, weight), torch.einsum("gno,gos->ns", y, weight))
 
 
+@pytest.fixture(params=["ours", "PyTorch's"])
+def gradients(request, monkeypatch):
+    """Of maps of how few numbers PyTorch takes the gradients."""
+    monkeypatch.setattr(module, "SMALL", 0 if request.param == "ours" else 2**20)
+
+
 @pytest.mark.sampled(2)
 @channels
 @pytest.mark.parametrize("groups", [1, 5])
+@pytest.mark.usefixtures("gradients")
 def test_grouped_products_with_a_bias(size, groups):
     x, weight, y, added, shift = arguments((4, size), (groups, 2, size), (groups, 4, 2), (groups, 2), (size,))
     torch.testing.assert_close(grouped_linear(x, weight, added), grouped_linear(x, weight) + added[:, None])
@@ -131,6 +138,7 @@ def test_grouped_products_with_a_bias(size, groups):
 
 
 @channels
+@pytest.mark.usefixtures("gradients")
 def test_derivatives_of_grouped_products(size):
     x, weight, y = arguments((4, size), (2, 2, size), (2, 4, 2))
     for check in torch.autograd.gradcheck, torch.autograd.gradgradcheck:
@@ -140,6 +148,7 @@ def test_derivatives_of_grouped_products(size):
 
 @channels
 @under_autocast
+@pytest.mark.usefixtures("gradients")
 def test_grouped_products_under_autocast(dtype, lower, size):
     x, weight, y = (t.detach().to(dtype).requires_grad_() for t in arguments((4, size), (2, 2, size), (2, 4, 2)))
     with torch.autocast("cpu", torch.bfloat16):
@@ -220,10 +229,11 @@ def test_a_kernel_adds_columns(monkeypatch, interpreted_kernels, groups, dtype, 
 @pytest.mark.parametrize(("dtype", "chip"), [(torch.bfloat16, 80), (torch.float32, 90), (torch.float64, 80)])
 def test_kernels_compile_for_a_gpu(compiled, dtype, chip):
     tensors = torch.empty(3, 4, 2, 70, dtype=dtype, device="meta"), torch.empty(4, 70, dtype=torch.long, device="meta")
-    assert [one.kernel for one in compiled("matmul:_sum_columns", module._Added(*tensors), chip)] == ["add_columns"]
+    assert [one.kernel for one in compiled("columns:_sum_columns", _Added(*tensors), chip)] == ["add_columns"]
 
 
 @GROUPS
+@pytest.mark.usefixtures("gradients")
 @pytest.mark.parametrize("size", [2, 2000])  # of which one takes one product for all groups
 def test_products_with_columns_are_those_with_what_they_give(groups, size):
     weight, seen, x = drawn(6, 5), columns(groups), drawn(size, 5)
@@ -291,6 +301,7 @@ def test_images_of_few_positions_are_rows(positions):
 
 
 @GROUPS
+@pytest.mark.usefixtures("gradients")
 def test_derivatives_of_both_orders_with_columns(groups):
     weight, seen, x = drawn(6, 5), columns(groups), drawn(2, 5)
     bias, shift = drawn(1, 1, 2) if groups > 1 else drawn(1, 6, 1), drawn(5)
@@ -334,17 +345,19 @@ def test_parts_have_gradients_in_every_order_of_memory(request, lies):
 @pytest.mark.parametrize("biased", [0, 2, 4, 6])
 @pytest.mark.parametrize("few", [0, 2**16])
 @pytest.mark.parametrize("number", [3, 6])
-def test_parts_are_those_of_one_map(gathers, biased, few, number, monkeypatch):
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.usefixtures("gradients")
+def test_parts_are_those_of_one_map(gathers, biased, few, number, across, monkeypatch):
     """One product or several; some of the first groups have a bias."""
     monkeypatch.setattr("escnn_attention.functional.matmul._FEW", few)
     weight, seen, x = drawn(6, 5), columns(6) if gathers else None, drawn(2, 5, 3, 2).movedim(1, -1)
     weight = weight if gathers else drawn(6, 2, 1, 5)
     bias = drawn(biased, 1, 1) if biased else None
     leaves = [weight, x] + [bias] * (bias is not None)
-    whole = grouped_linear(x, weight, bias, seen, True)
-    parts = grouped_linears(number, x, weight, bias, seen, True)
+    whole = grouped_linear(x, weight, bias, seen, across)
+    parts = grouped_linears(number, x, weight, bias, seen, across)
     assert len(parts) == number
-    assert all(part.stride(-3) == 1 for part in parts)
+    assert all(part.stride(-3) == 1 if across else part.is_contiguous() for part in parts)
     torch.testing.assert_close(torch.cat(list(parts)), whole)
     gradients = torch.autograd.grad(torch.cat(list(parts)).square().sum(), leaves)
     torch.testing.assert_close(gradients, torch.autograd.grad(whole.square().sum(), leaves))
