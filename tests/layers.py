@@ -234,7 +234,7 @@ CASES = {
         between(D4, D4, 3, encoding="separable"), shape=(9,), keys=(2, 3, 3), arguments={"query_batch": BATCH}
     ),
     "GroupCrossAttention, grid to points": Case(
-        between(D4, D4, encoding="rotary", num_neighbours=3), shape=(2, 3, 3), keys=(9,), arguments={"key_batch": BATCH}
+        between(D4, D4, encoding="rotary", num_neighbours=3), shape=(2, 2, 2), keys=(9,), arguments={"key_batch": BATCH}
     ),
     "GroupCrossAttention, points": Case(
         between(D4, D4, radius=1.5, cutoff=True), shape=(5,), keys=(9,), arguments={"key_padding_mask": ~MASK}
