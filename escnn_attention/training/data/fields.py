@@ -184,7 +184,6 @@ class FieldData(GridFields):
         step: from the last of them to the target.
         num_train: pairs or trajectories to train with; None for all that the other parts leave.
         num_valid, num_test: those of the other parts.
-        split_seed: of the order in which the test, the validation and the training part are taken.
         **options: of :class:`GridFields`, such as ``batch_size`` and ``turn_train``.
 
     Raises:
@@ -220,7 +219,6 @@ class FieldData(GridFields):
         num_train: int | None = None,
         num_valid: int = 1,
         num_test: int = 1,
-        split_seed: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(limits=None, **options)
@@ -228,10 +226,9 @@ class FieldData(GridFields):
         counts = {"frames": frames, "step": step, "num_valid": num_valid, "num_test": num_test}
         counts |= {} if num_train is None else {"num_train": num_train}
         integers(1, **counts)
-        integers(0, split_seed=split_seed)
         self.inputs, self.has_pairs = _kinds("inputs", inputs), targets is not None
         self.targets = self.inputs if targets is None else _kinds("targets", targets)
-        self.frames, self.step, self.split_seed = frames, step, split_seed
+        self.frames, self.step = frames, step
         self.numbers = (num_test, num_valid, num_train)
         if self.has_pairs and (frames, step) != (1, 1):
             raise UserError(f"frames, step: got {frames} and {step} with targets, needed 1 and 1: pairs have no frames")
@@ -284,9 +281,12 @@ class FieldData(GridFields):
                 f"num_train, num_valid, num_test: needed {needed} together, but {self.path} has {count}"
                 f" {'pairs' if self.has_pairs else 'trajectories'}"
             )
-        order = torch.from_numpy(np.random.default_rng(self.split_seed).permutation(count))
+        order = torch.from_numpy(np.random.default_rng(0).permutation(count))
         sizes = [test, valid, train or left]
         return dict(zip(("test", "valid", "train"), order[: sum(sizes)].split(sizes), strict=True))
+
+
+_CHARGES, _WIDTH = 6, 0.3
 
 
 class PoissonOnTorus(GeneratedData, GridFields):
@@ -295,14 +295,13 @@ class PoissonOnTorus(GeneratedData, GridFields):
     .. math:: E = -\nabla \varphi, \qquad -\Delta \varphi = \varrho - \bar\varrho, \qquad
         \varrho(x) = \sum_i q_i\, e^{-|x - x_i|^2 / 2 w^2}
 
-    with :math:`q_i = \pm 1` at random places of a torus of sides 2π, solved by fast Fourier transforms. The field at a
-    position depends on the charges everywhere. Both are in units of their standard deviation.
+    with six charges :math:`q_i = \pm 1` of the width w = 0.3 at random places of a torus of sides 2π, solved by fast
+    Fourier transforms. The field at a position depends on the charges everywhere. Both are in units of their standard
+    deviation.
 
     Args:
         size: the positions along every axis.
         dimensions: 2 or 3.
-        charges: the number of charges.
-        width: w, of a charge.
         num_train, num_valid, num_test: the pairs of each part.
         **options: of :class:`GridFields`, such as ``batch_size`` and ``turn_train``. The pairs are functions of the
             seed, too.
@@ -329,31 +328,26 @@ class PoissonOnTorus(GeneratedData, GridFields):
         self,
         size: int = 32,
         dimensions: int = 2,
-        charges: int = 6,
-        width: float = 0.3,
         num_train: int = 500,
         num_valid: int = 100,
         num_test: int = 200,
         **options: Any,
     ) -> None:
         super().__init__(num_train, num_valid, num_test, **options)
-        integers(1, charges=charges)
         integers(4, size=size)
         one_of((2, 3), dimensions=dimensions)
-        if not 0 < width < np.inf:
-            raise UserError(f"width must be a positive length, got {width}")
         self.inputs, self.targets = {"scalar": 1}, {"vector": 1}
-        self.size, self.dim, self.charges, self.width = size, dimensions, charges, width
+        self.size, self.dim = size, dimensions
 
     def _make(self, part: str) -> InMemory:
         generator = np.random.default_rng((self.seed, PARTS.index(part)))
-        places = generator.uniform(0, 2 * np.pi, (self.sizes[part], self.charges, self.dim))
+        places = generator.uniform(0, 2 * np.pi, (self.sizes[part], _CHARGES, self.dim))
         charges = generator.choice([-1.0, 1.0], size=places.shape[:2])
         waves = _waves(self.size, self.dim)
         squares = (waves**2).sum(0)
-        smooth = np.exp(-squares * self.width**2 / 2) * (squares > 0)
+        smooth = np.exp(-squares * _WIDTH**2 / 2) * (squares > 0)
         # The variances of density and field, but for one factor: a charge is anywhere.
-        power = np.array([(smooth**2).sum(), (smooth**2 / squares.clip(min=1)).sum() / self.dim]) * self.charges
+        power = np.array([(smooth**2).sum(), (smooth**2 / squares.clip(min=1)).sum() / self.dim]) * _CHARGES
         density = np.empty((len(places), 1, *self.dim * (self.size,)), dtype=np.float32)
         field = np.empty((len(places), self.dim, *self.dim * (self.size,)), dtype=np.float32)
         for i, (at, q) in enumerate(zip(places, charges, strict=True)):

@@ -112,10 +112,10 @@ def test_windows_of_trajectories(tmp_path):
     generator = np.random.default_rng(0)
     frames = generator.standard_normal((7, 6, 3, 4, 5))
     path = written(tmp_path, trajectories=frames)
-    options = {"num_valid": 2, "num_test": 1, "split_seed": 4}
+    options = {"num_valid": 2, "num_test": 1}
     data = FieldData(path, {"scalar": 1, "vector": 1}, frames=2, step=3, **options)
     data.setup()
-    order = np.random.default_rng(4).permutation(7)
+    order = np.random.default_rng(0).permutation(7)
     for part, rows in (("test", order[:1]), ("valid", order[1:3]), ("train", order[3:])):
         source = data.source(part)
         assert len(source) == 2 * len(rows)
@@ -188,6 +188,6 @@ def test_bad_arguments(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             FieldData("x.npz", **{"inputs": {"scalar": 1}, **options})
-    for options, message in (({"size": 2}, "size"), ({"dimensions": 1}, "dimensions"), ({"width": 0.0}, "width")):
+    for options, message in (({"size": 2}, "size"), ({"dimensions": 1}, "dimensions")):
         with pytest.raises(UserError, match=message):
             PoissonOnTorus(**options)

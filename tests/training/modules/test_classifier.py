@@ -60,7 +60,7 @@ model:
       attention: [0, 0]
 data:
   class_path: escnn_attention.training.DigitCanvas
-  init_args: {size: 40, digits: 1, num_train: 8, num_valid: 4, num_test: 4, batch_size: 4}
+  init_args: {num_train: 8, num_valid: 4, num_test: 4, batch_size: 4}
 """
 
 

@@ -44,7 +44,7 @@ NETWORK = {
 }
 SPRINGS = {
     "class_path": "escnn_attention.training.Springs",
-    "init_args": {"num_train": 8, "num_valid": 4, "num_test": 6, "batch_size": 4, "frames": 3, "num_bodies": 3},
+    "init_args": {"num_train": 8, "num_valid": 4, "num_test": 6, "batch_size": 4, "frames": 3},
 }
 SPACE = {"class_path": "escnn.gspaces.rot2dOnR3", "init_args": {"n": 2}}
 CHARGED = {

@@ -128,7 +128,7 @@ class ChargedParticles(GeneratedClouds):
     Particles of mass 1 with charges of 1 and −1 attract or repel each other with a force 1/r². A trajectory has a frame
     after every tenth of a unit of time, the first of them, frame 0, at time 0.1; two of them make a cloud.
 
-    A batch has n points for each of B systems:
+    A batch has n = 5 points for each of B systems:
 
     - ``coords`` (B·n, 3): the positions in frame ``start_frame``;
     - ``features`` (B·n, 1): the charges;
@@ -142,7 +142,6 @@ class ChargedParticles(GeneratedClouds):
 
     Args:
         num_train, num_valid, num_test: systems of each part.
-        num_bodies: n.
         start_frame, end_frame: the frame that is given, and that to be predicted.
         conjugate_train: change the sign of all charges of each training system with probability ½, of another half of
             them in each epoch. Forces are products of two charges, and stay as they are.
@@ -174,7 +173,6 @@ class ChargedParticles(GeneratedClouds):
         num_train: int = 3_000,
         num_valid: int = 2_000,
         num_test: int = 2_000,
-        num_bodies: int = 5,
         start_frame: int = 30,
         end_frame: int = 40,
         conjugate_train: bool = False,
@@ -182,12 +180,10 @@ class ChargedParticles(GeneratedClouds):
         **options: Any,
     ) -> None:
         super().__init__(num_train, num_valid, num_test, **options)
-        integers(2, num_bodies=num_bodies)
         integers(0, start_frame=start_frame, end_frame=end_frame)
         one_of((False, True), conjugate_train=conjugate_train, reverse_train=reverse_train)
         if end_frame <= start_frame:
             raise UserError(f"end_frame must be after start_frame, got {end_frame} for {start_frame}")
-        self.num_bodies = num_bodies
         self.mover = move_trajectories
         self.conjugate_train, self.reverse_train = conjugate_train, reverse_train
         self.steps = [STEPS_OF_A_FRAME * (frame + 1) for frame in (start_frame, end_frame)]
@@ -204,8 +200,7 @@ class ChargedParticles(GeneratedClouds):
         return batches
 
     def _make(self, part: str) -> Source:
-        draw = functools.partial(random_systems, num_bodies=self.num_bodies)
-        systems = Systems(*self._in_blocks(part, draw))
+        systems = Systems(*self._in_blocks(part, random_systems))
         positions, velocities = simulate(systems, self.steps)
         energies = energy(Systems(systems.charges, positions[:, 0], velocities[:, 0]))
         return as_clouds(systems.charges[..., None], energies, np.stack([positions, velocities], axis=2))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from escnn_attention.training.data.base import at_least, one_of
+from escnn_attention.training.data.base import one_of
 from escnn_attention.training.data.clouds.base import CloudsInMemory, GeneratedClouds
 
 Features = Literal["presence", "constant"]
@@ -127,7 +127,6 @@ class Constellations(GeneratedClouds):
         num_train, num_valid, num_test: clouds of each part; as published 10,000 to train and 1,000 to test.
         features: ``"presence"``, 1 or 0: whether the pattern that a point is of is there, with all 34 points in the
             cloud; ``"constant"``, 1, with the points of present patterns only.
-        noise: standard deviation of the normal noise on coordinates, where the radius of a polygon is 1.
         published: make clouds with the peculiarities of the published data: see :func:`make_constellations`.
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
@@ -153,19 +152,16 @@ class Constellations(GeneratedClouds):
         num_valid: int = 1_000,
         num_test: int = 1_000,
         features: Features = "presence",
-        noise: float = 0.1,
         published: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(num_train, num_valid, num_test, **options)
         one_of(get_args(Features), features=features)
-        at_least(0, noise=noise)
         self.features: Features = features
-        self.noise = noise
         self.published = published
 
     def _make(self, part: str) -> CloudsInMemory:
-        make = functools.partial(make_constellations, noise=self.noise, published=self.published)
+        make = functools.partial(make_constellations, published=self.published)
         points, present, _, counts = self._in_blocks(part, make)
         kept = np.ones_like(present) if self.features == "presence" else present
         return CloudsInMemory(

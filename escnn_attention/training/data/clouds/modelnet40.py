@@ -6,13 +6,13 @@ import io
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from escnn_attention.training.data.base import PublishedData, Source, integers, one_of
+from escnn_attention.training.data.base import PublishedData, Source, integers
 from escnn_attention.training.data.clouds.base import CloudsInMemory, PointClouds
 from escnn_attention.training.data.files import Published, check_labels, download, readable
 from escnn_attention.training.errors import UserError
@@ -29,8 +29,6 @@ range_hood sink sofa stairs stool table tent toilet tv_stand vase wardrobe xbox
 """
 CATEGORIES = tuple(_NAMES.split())
 """The categories of ModelNet40, in the order of their labels."""
-TEN = ("bathtub", "bed", "chair", "desk", "dresser", "monitor", "night_stand", "sofa", "table", "toilet")
-"""Those of ModelNet10."""
 
 _TRAIN_FILES = tuple(f"ply_data_train{number}.h5" for number in range(5))
 _TEST_FILES = tuple(f"ply_data_test{number}.h5" for number in range(2))
@@ -48,8 +46,6 @@ class ModelNet40(PublishedData, PointClouds):
     feature is 1.
 
     Args:
-        categories: 40, or 10 for the models of those of ModelNet10 only. (ModelNet10 itself has them rotated so that
-            they face one way; here they are as in ModelNet40.)
         num_points: the first so many points of a model, from 2 to 2,048.
         folder, limit_train, limit_valid, limit_test, download: see
             :class:`~escnn_attention.training.data.base.PublishedData`.
@@ -59,26 +55,23 @@ class ModelNet40(PublishedData, PointClouds):
     CVPR 2015; the points: Qi, Su, Mo and Guibas, *PointNet*, CVPR 2017.
 
     Example:
-        >>> data = ModelNet40(categories=10)
+        >>> data = ModelNet40()
         >>> data.dim, data.num_classes, data.class_names[:2]
-        (3, 10, ('bathtub', 'bed'))
+        (3, 40, ('airplane', 'bathtub'))
     """
 
     dim = 3
     in_channels = 1
+    class_names = CATEGORIES
+    num_classes = len(CATEGORIES)
     files = ARCHIVE
 
-    def __init__(
-        self, folder: Path | None = None, num_points: int = 1024, categories: Literal[10, 40] = 40, **options: Any
-    ) -> None:
+    def __init__(self, folder: Path | None = None, num_points: int = 1024, **options: Any) -> None:
         super().__init__(folder, **options)
-        one_of((10, 40), categories=categories)
         integers(2, num_points=num_points)
         if num_points > _POINTS:
             raise UserError(f"num_points must be at most {_POINTS}, got {num_points}")
         self.num_points = num_points
-        self.class_names = TEN if categories == 10 else CATEGORIES
-        self.num_classes = len(self.class_names)
 
     def _prepare_folder(self, folder: Path) -> None:
         if self.download:
@@ -101,15 +94,12 @@ class ModelNet40(PublishedData, PointClouds):
         return {part: sources[part] for part in parts}
 
     def _content(self, folder: Path, names: tuple[str, ...]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Points (B, n, 3) and labels (B,) of the categories wanted."""
+        """Points (B, n, 3) and labels (B,) of files."""
         with readable(folder / ARCHIVE), zipfile.ZipFile(folder / ARCHIVE) as archive:
             content = [_models(folder / ARCHIVE / name, archive.read(f"{FOLDER}/{name}")) for name in names]
         points = np.concatenate([points[:, : self.num_points] for points, _ in content])
         labels = np.concatenate([labels for _, labels in content])
-        new = np.full(len(CATEGORIES), -1)
-        new[[CATEGORIES.index(name) for name in self.class_names]] = np.arange(self.num_classes)
-        chosen = new[labels] >= 0
-        return points[chosen], new[labels[chosen]]
+        return points, labels
 
 
 def _labelled(points: npt.NDArray[Any], labels: npt.NDArray[np.int64]) -> CloudsInMemory:

@@ -269,10 +269,11 @@ class QM9(PublishedData, PointClouds):
     check, in the order of numpy's permutation with seed 0. Looks for ``qm9.npz`` in the folder; if it is not there, the
     published archive is downloaded (86 MB), verified and converted, which takes some minutes.
 
-    Coordinates are in ångström. Features are :func:`atom_features`. The twelve targets are ``mu`` (dipole moment, D),
-    ``alpha`` (bohr³), ``homo``, ``lumo``, ``gap`` (eV), ``r2`` (bohr²), ``zpve`` (meV), ``U0``, ``U``, ``H``, ``G``
-    (eV) and ``Cv`` (cal/(mol K)); the last five less what the atoms have by themselves. Batches hold them standardised,
-    (B, T) float32. (The published code rounds the hartree to 27.2114 eV, and leaves out the last batch of every part.)
+    Coordinates are in ångström, from the mean of the atoms of a molecule. Features are :func:`atom_features`. The
+    twelve targets are ``mu`` (dipole moment, D), ``alpha`` (bohr³), ``homo``, ``lumo``, ``gap`` (eV), ``r2`` (bohr²),
+    ``zpve`` (meV), ``U0``, ``U``, ``H``, ``G`` (eV) and ``Cv`` (cal/(mol K)); the last five less what the atoms have by
+    themselves. Batches hold them standardised, (B, T) float32. (The published code rounds the hartree to 27.2114 eV,
+    and leaves out the last batch of every part.)
 
     ``targets=["polarizability"]`` is the polarisability as a tensor, (B, 3, 3), bohr³, which rotates with the molecule.
     The published archive does not have it; ``qm9.npz`` may. Its entries are in the standard orientation that Gaussian
@@ -287,7 +288,6 @@ class QM9(PublishedData, PointClouds):
         standardise: subtract the mean of the training molecules in use, and divide by their standard deviation. A
             tensor stays equivariant: of it, ``mean`` is the mean of a third of the trace, times the identity, and
             ``std`` is the root of the mean square of all entries of what is left.
-        centred: move the mean of the atoms of each molecule to the origin.
         folder, limit_train, limit_valid, limit_test, download: see
             :class:`~escnn_attention.training.data.base.PublishedData`.
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
@@ -316,7 +316,6 @@ class QM9(PublishedData, PointClouds):
         folder: Path | None = None,
         targets: Sequence[str] | None = None,
         standardise: bool = True,
-        centred: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(folder, **options)
@@ -331,7 +330,6 @@ class QM9(PublishedData, PointClouds):
         self.units = ("bohr³",) if self.is_tensor else tuple(TARGETS[name].unit for name in names)
         self.mover = functools.partial(move, target_order=2 if self.is_tensor else 0)
         self.standardise = standardise
-        self.centred = centred
         self.mean: Tensor | None = None
         self.std: Tensor | None = None
 
@@ -404,9 +402,8 @@ class QM9(PublishedData, PointClouds):
         owners = np.repeat(np.arange(len(chosen)), sizes)
         atoms = np.arange(len(owners)) + (starts - (np.cumsum(sizes) - sizes))[owners]
         coords = molecules.positions[atoms]
-        if self.centred:
-            sums = np.stack([np.bincount(owners, coords[:, axis], len(chosen)) for axis in range(3)], axis=1)
-            coords = coords - (sums / sizes[:, None])[owners]
+        sums = np.stack([np.bincount(owners, coords[:, axis], len(chosen)) for axis in range(3)], axis=1)
+        coords = coords - (sums / sizes[:, None])[owners]
         mean, std = self._exact
         return CloudsInMemory(
             torch.from_numpy(sizes),

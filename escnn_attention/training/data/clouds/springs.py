@@ -149,8 +149,6 @@ class Springs(GeneratedClouds):
         num_train, num_valid, num_test: systems of each part; as published 3,000, 2,000 and 2,000.
         frames: T of training and validation pieces, at least 2.
         test_frames: T of test pieces, for roll-outs; by default ``frames``. As published 5 and 100.
-        num_bodies: n.
-        dimensions: d, 2 or 3.
         solver: see :func:`simulate`.
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
@@ -172,6 +170,7 @@ class Springs(GeneratedClouds):
         (torch.Size([24, 2]), torch.Size([24, 5, 2, 2]), torch.Size([4]))
     """
 
+    dim = 2
     in_channels = 2
     step = STEP
 
@@ -182,22 +181,17 @@ class Springs(GeneratedClouds):
         num_test: int = 2_000,
         frames: int = 5,
         test_frames: int | None = None,
-        num_bodies: int = 6,
-        dimensions: int = 2,
         solver: Solver = "exact",
         **options: Any,
     ) -> None:
-        one_of((2, 3), dimensions=dimensions)
-        self.dim = dimensions
         super().__init__(num_train, num_valid, num_test, **options)
-        integers(2, frames=frames, num_bodies=num_bodies)
+        integers(2, frames=frames)
         self.frames = {"train": frames, "valid": frames, "test": frames if test_frames is None else test_frames}
         integers(2, test_frames=self.frames["test"])
         for name, count in (("frames", frames), ("test_frames", self.frames["test"])):
             if count > NUM_FRAMES:
                 raise UserError(f"{name} must be at most {NUM_FRAMES}, got {count}")
         one_of(("exact", "rk4"), solver=solver)
-        self.num_bodies = num_bodies
         self.mover = move_trajectories
         self.solver: Solver = solver
 
@@ -212,7 +206,7 @@ class Springs(GeneratedClouds):
         return Systems(*made[:4]), made[4]
 
     def _block(self, length: int, count: int, generator: np.random.Generator) -> tuple[Array, ...]:
-        systems = random_systems(count, generator, num_bodies=self.num_bodies, dim=self.dim)
+        systems = random_systems(count, generator)
         pieces = generator.integers(NUM_FRAMES // length, size=count)
         chosen = pieces[:, None] * length + np.arange(length)
         times = np.linspace(0, DURATION, NUM_FRAMES)

@@ -208,8 +208,7 @@ def test_reversed_systems_go_back_to_where_they_came_from():
     [
         ({"conjugate_train": 2}, "conjugate_train must be one of False, True, got 2"),
         ({"reverse_train": "no"}, "reverse_train must be one of False, True, got 'no'"),
-        ({"num_bodies": 1}, "num_bodies must be at least 2, got 1"),
-        ({"num_bodies": 2.5}, "num_bodies must be an integer, got 2.5"),
+        ({"start_frame": 2.5}, "start_frame must be an integer, got 2.5"),
         ({"start_frame": -1}, "start_frame must be at least 0, got -1"),
         ({"start_frame": 40}, "end_frame must be after start_frame, got 40 for 40"),
     ],

@@ -6,7 +6,7 @@ import pytest
 
 from escnn_attention.training import ModelNet40
 from escnn_attention.training.data.clouds import modelnet40
-from escnn_attention.training.data.clouds.modelnet40 import CATEGORIES, TEN
+from escnn_attention.training.data.clouds.modelnet40 import CATEGORIES
 from escnn_attention.training.errors import UserError
 
 h5py = pytest.importorskip("h5py")
@@ -70,14 +70,6 @@ def test_files_in_the_folder(tmp_path, files):
     assert len(data.class_names) == data.num_classes == 40
     assert data.class_names[0] == "airplane"
     assert data.class_names[39] == "xbox"
-    # The ten categories of ModelNet10 alone, with labels of their own.
-    data, seen = check(tmp_path, files, categories=10)
-    assert data.class_names == TEN
-    assert data.num_classes == 10
-    wanted = [n for n, (_, labels) in enumerate(files.values()) for label in labels[:, 0] if CATEGORIES[label] in TEN]
-    assert sum(map(len, seen.values())) == len(wanted)
-    assert set(range(30, 36)) <= set(seen["test"])
-    assert seen["test"][30] == 9
     # A limit.
     data, _ = check(tmp_path, files, limit_train=4, limit_test=2)
     assert len(data.train_dataloader()) == 4
@@ -126,7 +118,6 @@ def test_damaged_files(tmp_path, files):
     [
         ({"num_points": 2049}, "num_points must be at most 2048, got 2049"),
         ({"num_points": 1}, "num_points must be at least 2, got 1"),
-        ({"categories": 20}, "categories must be one of 10, 40, got 20"),
         ({"limit_train": 0}, "limit_train must be at least 1, got 0"),
     ],
 )

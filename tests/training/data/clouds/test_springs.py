@@ -120,14 +120,13 @@ def test_times_of_each_system():
             np.testing.assert_allclose(p[s, t], one[1][s, 0], atol=1e-13)
 
 
-@pytest.mark.parametrize("dimensions", [2, 3])
-def test_batches(dimensions):
-    data = Springs(num_train=10, num_valid=3, num_test=4, batch_size=10, test_frames=100, dimensions=dimensions)
+def test_batches():
+    data = Springs(num_train=10, num_valid=3, num_test=4, batch_size=10, test_frames=100)
     data.setup()
     (batch,) = data.train_dataloader()
-    assert (data.dim, data.in_channels, data.step) == (dimensions, 2, 5 / 499)
-    assert batch.coords.shape == (60, dimensions)
-    assert batch.point_targets.shape == (60, 5, 2, dimensions)
+    assert (data.dim, data.in_channels, data.step) == (2, 2, 5 / 499)
+    assert batch.coords.shape == (60, 2)
+    assert batch.point_targets.shape == (60, 5, 2, 2)
     assert torch.equal(batch.coords, batch.point_targets[:, 0, 0])
     assert batch.batch.bincount().tolist() == 10 * [6]
     q, p = batch.point_targets.double().unflatten(0, (10, 6)).permute(3, 0, 2, 1, 4)
@@ -140,7 +139,7 @@ def test_batches(dimensions):
     later, _ = simulate(start, STEP * np.arange(5))
     np.testing.assert_allclose(q, later, atol=2e-5)
     (test,) = data.test_dataloader()
-    assert test.point_targets.shape == (24, 100, 2, dimensions)
+    assert test.point_targets.shape == (24, 100, 2, 2)
 
 
 def test_pieces_come_from_all_over_a_trajectory_and_do_not_overlap():
@@ -188,8 +187,6 @@ def test_moved_systems_are_those_of_moved_starts():
         ({"frames": 1}, "frames must be at least 2, got 1"),
         ({"test_frames": 1}, "test_frames must be at least 2, got 1"),
         ({"test_frames": 501}, "test_frames must be at most 500, got 501"),
-        ({"num_bodies": 1}, "num_bodies must be at least 2, got 1"),
-        ({"dimensions": 4}, "dimensions must be one of 2, 3, got 4"),
         ({"solver": "Euler"}, "solver must be one of 'exact', 'rk4', got 'Euler'"),
         ({"rotate_train": "z"}, 'rotate_train: got "z", but the clouds have 2 dimensions'),
     ],
