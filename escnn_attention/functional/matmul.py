@@ -181,7 +181,7 @@ def grouped_linear(
         # On a CPU a product for each image of few positions takes longer than a copy; a GPU waits for each launch.
         side_by_side &= x.device.type in launch.DEVICES or x.shape[1:-1].numel() >= _NARROW
     if not torch.is_grad_enabled() or (not side_by_side and _is_simple(math.prod(x.shape[:-1]), weight, columns)):
-        return _linear(x, _gather(weight, columns), bias, side_by_side)
+        return _linear(x, weight if columns is None else gather_columns(weight, columns), bias, side_by_side)
     return _GroupedLinear.apply(x, weight, bias, side_by_side, *(columns or (None, None, 0)))
 
 
@@ -201,7 +201,12 @@ def grouped_linears(
     simple = parts > 1 and not side_by_side and not needs_operators(x, weight, bias)
     if simple and _is_simple(rows, weight, columns):
         x, weight = of_one_precision(x, weight)
-        return _one_product(x, _gather(weight, columns), None if bias is None else bias.to(weight.dtype), parts)
+        return _one_product(
+            x,
+            weight if columns is None else gather_columns(weight, columns),
+            None if bias is None else bias.to(weight.dtype),
+            parts,
+        )
     outputs = math.prod(weight.shape[:-1]) if columns is None else weight.shape[0] * len(columns.seen)
     one_group = columns is not None and columns.groups == parts  # A single group would have its poses inside.
     if (
@@ -273,7 +278,7 @@ def grouped_linear_transpose(
     if not torch.is_grad_enabled() or (
         not side_by_side and _is_simple(math.prod(y.shape[1 : 1 + lead]), weight, columns)
     ):
-        return _linear_transpose(y, _gather(weight, columns), bias, side_by_side)
+        return _linear_transpose(y, weight if columns is None else gather_columns(weight, columns), bias, side_by_side)
     return _GroupedLinearTranspose.apply(y, weight, bias, side_by_side, *(columns or (None, None, 0)))
 
 
@@ -534,10 +539,10 @@ def gather_columns(weight: Tensor, columns: Columns) -> Tensor:
         <BLANKLINE>
                 [[2., 1.]]])
     """
-    if needs_operators(weight):
+    if weight.device.type not in launch.DEVICES or needs_operators(weight):
         of_poses = weight.index_select(1, columns.seen.flatten()).unflatten(1, columns.seen.shape)
         return in_groups(of_poses, columns.groups).contiguous()
-    return _gather(weight, columns)
+    return _GatherColumns.apply(weight, *columns) if torch.is_grad_enabled() else _gathered(weight, *columns)
 
 
 def in_groups(of_poses: Tensor, groups: int) -> Tensor:
@@ -555,13 +560,6 @@ def in_groups(of_poses: Tensor, groups: int) -> Tensor:
     return of_poses.unsqueeze(0) if groups == 1 else of_poses.unflatten(0, (groups, -1)).transpose(1, 2)
 
 
-def _gather(weight: Tensor, columns: Columns | None) -> Tensor:
-    """The map of which there are columns, if there are, with gradients of our own."""
-    if columns is None:
-        return weight
-    return _GatherColumns.apply(weight, *columns) if torch.is_grad_enabled() else _gathered(weight, *columns)
-
-
 def _gathered(weight: Tensor, seen: Tensor, _: Tensor | None, groups: int) -> Tensor:
     # One operation, which writes the result as it is to lie in memory.
     of_poses = in_groups(weight.unsqueeze(1).expand(-1, len(seen), -1), groups)
@@ -569,7 +567,7 @@ def _gathered(weight: Tensor, seen: Tensor, _: Tensor | None, groups: int) -> Te
 
 
 class _GatherColumns(torch.autograd.Function):
-    """One node, because in a small layer each operation on shapes costs as much as a product."""
+    """One node, because a GPU waits for each operation, and adds rows of an index in any order."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, seen: Tensor, back: Tensor, groups: int) -> Tensor:

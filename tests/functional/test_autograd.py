@@ -17,9 +17,9 @@ from escnn_attention.functional.grid import native, triton
 from escnn_attention.functional.grid.call import Arguments
 from escnn_attention.functional.matmul import (
     Columns,
+    _GatherColumns,
     add_to_each,
     apart,
-    gather_columns,
     grouped_linear,
     grouped_linear_transpose,
     matmul,
@@ -256,7 +256,7 @@ def _map_of_irreps() -> Tensor:
 FUNCTIONS = {
     "_AddToEach": lambda: add_to_each(_tensor(2, 3, 4), _tensor(2, 1, 4)),
     "_Direct": lambda: scale(a_scale()),
-    "_GatherColumns": lambda: gather_columns(_tensor(6, 3), _columns()),
+    "_GatherColumns": lambda: _GatherColumns.apply(_tensor(6, 3), *_columns()),
     "_GroupedLinear": lambda: grouped_linear(_tensor(5, 3), _tensor(6, 3), columns=_columns()),
     "_GroupedLinearTranspose": lambda: grouped_linear_transpose(_tensor(2, 5, 2, 3), _tensor(6, 3), columns=_columns()),
     "_Map": _map_of_irreps,

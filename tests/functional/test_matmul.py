@@ -10,6 +10,7 @@ from escnn_attention.functional import matmul as module
 from escnn_attention.functional.columns import _Added, add_columns
 from escnn_attention.functional.matmul import (
     Columns,
+    _GatherColumns,
     add_to_each,
     apart,
     gather_columns,
@@ -194,10 +195,16 @@ def columns(groups: int) -> Columns:
     return Columns.of(torch.stack([torch.randperm(5) for _ in range(4)]), groups)
 
 
+def by_function(weight: torch.Tensor, seen: Columns) -> torch.Tensor:
+    """As on a GPU."""
+    return _GatherColumns.apply(weight, *seen)
+
+
 @GROUPS
-def test_columns(groups):
+@pytest.mark.parametrize("gather", [gather_columns, by_function])
+def test_columns(groups, gather):
     weight, seen = drawn(6, 5), columns(groups)
-    found = gather_columns(weight, seen)
+    found = gather(weight, seen)
     for field in range(6):
         for pose in range(4):
             place = (0, field, pose) if groups == 1 else (field // 2, pose, field % 2)
@@ -307,7 +314,8 @@ def test_derivatives_of_both_orders_with_columns(groups):
     bias, shift = drawn(1, 1, 2) if groups > 1 else drawn(1, 6, 1), drawn(5)
     y = drawn(*gather_columns(weight, seen).shape[:1], 2, *gather_columns(weight, seen).shape[1:3])
     for check in torch.autograd.gradcheck, torch.autograd.gradgradcheck:
-        assert check(lambda weight: gather_columns(weight, seen), weight)
+        for gather in gather_columns, by_function:
+            assert check(lambda weight, gather=gather: gather(weight, seen), weight)
         assert check(lambda x, weight, bias: grouped_linear(x, weight, bias, seen), (x, weight, bias))
         assert check(lambda y, weight, shift: grouped_linear_transpose(y, weight, shift, seen), (y, weight, shift))
 
