@@ -17,7 +17,7 @@ from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.base import Needs
 from escnn_attention.encodings.bias import EncodingBias, FromAllPoses
 from escnn_attention.exporting.mode import in_programs
-from escnn_attention.functional import BETWEEN_POINTS, PointCall
+from escnn_attention.functional import BETWEEN_POINTS, PointCall, launch
 from escnn_attention.functional.autograd import PRECISE
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.call import Halves, PairBias, PairTables, Relate, Values, in_rows
@@ -313,7 +313,10 @@ class SeenFromPoses:
         if self.relation.is_offset:
             # One axis more: lists of one query are no images to AOTInductor then, whose channels it would have last.
             offset = self.relation(query.unsqueeze(0), key.unsqueeze(0))
-            seen = matmul(inverse.flatten(0, 1).unsqueeze(0), in_rows(offset.flatten(0, 3).T).unsqueeze(0))
+            rows = inverse.flatten(0, 1)
+            if rows.device.type not in launch.DEVICES:
+                rows = rows.contiguous()  # Of two transposed matrices the product takes ten times as long.
+            seen = matmul(rows.unsqueeze(0), in_rows(offset.flatten(0, 3).T).unsqueeze(0))
             seen = seen.view(*inverse.shape[:2], *offset.shape[1:4]).permute(2, 0, 3, 4, 1)
         else:
             seen = self.relation(*(from_poses(x, inverse) for x in (query, key))).permute(0, 3, 1, 2, 4)

@@ -278,8 +278,9 @@ class ToPoses(Versioned):
         bias = _by_group(self.bias, fields, self.last_bias)  # every pose has that of its field
         if self.frames is None:
             of_poses = x.unflatten(-1, (-1, self.order)).transpose(-1, -2)
+            of_poses = of_poses if parts == 1 else of_poses.contiguous()  # one copy for all parts
             weight = self.weight.unflatten(0, (self.groups, fields))
-            return apart(grouped_linear(of_poses, weight, None if bias is None else bias.squeeze(1)), parts)
+            return grouped_linears(parts, of_poses, weight, None if bias is None else bias.squeeze(1))
         if self.irreps is not None:
             if side_by_side:
                 if self.irreps.pays(x, self.weight, x.shape[1]):
