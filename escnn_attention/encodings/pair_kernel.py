@@ -257,11 +257,11 @@ class PairKernel(Versioned):
         half = halves.half
         location = self._location(seen, None if pose is None else pose.index_select(2, half), half)
         assert location is not None
-        other = location.transpose(-1, -2)
+        other = location
         # The pose -h sees ĥ as h sees -ĥ.
         for axis in (3, 4):
             other = other.index_select(axis, halves.opposite) if other.shape[axis] > 1 else other
-        whole = torch.cat([location, other], dim=2)
+        whole = torch.cat([location, other.transpose(-1, -2)], dim=2)
         return whole if halves.order is None else whole.index_select(2, halves.order)
 
     def _content(self, q: Tensor, keys: Callable[[], Tensor]) -> Tensor | None:

@@ -352,8 +352,8 @@ class FromPoses(ExactBuffers):
                 return (self.irreps.from_images if side_by_side else self.irreps.from_poses)(y, self.weight, self.bias)
         if self.frames is None:
             weight = self.weight.T.unflatten(0, (self.groups, -1))
-            x = grouped_linear_transpose(y, weight).transpose(-1, -2).flatten(-2)
-            return x if self.bias is None else x + (self.invariants @ self.bias).to(x.dtype)
+            x = grouped_linear_transpose(y, weight, self.bias if self.by_field else None).transpose(-1, -2).flatten(-2)
+            return x if self.bias is None or self.by_field else x + (self.invariants @ self.bias).to(x.dtype)
         bias: Tensor | None = self.bias
         if bias is not None:
             bias = bias.unsqueeze(1) if self.by_field else self.invariants @ bias
