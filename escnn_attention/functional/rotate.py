@@ -130,10 +130,17 @@ def _turn(a: Tensor, b: Tensor, cos: Tensor, sin: Tensor, out: Tensor, direction
     torch.mul(b.expand_as(second), cos, out=second).addcmul_(a, sin, value=direction)
 
 
+def _cos_and_sin(angle: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines that lie in memory as vectors do, whose positions may be side by side."""
+    if like.dim() == angle.dim() == 6 and like.stride(3) == 1:
+        angle = angle.transpose(3, 5).contiguous().transpose(3, 5)
+    return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+
+
 def _forward_on_cpu(call: _Arguments) -> tuple[Tensor, Tensor]:
     x, pairs = call.x if call.pose is None else call.x + call.pose, call.angle.shape[-1]
-    cos, sin = call.angle.cos().to(x.dtype), call.angle.sin().to(x.dtype)
     out, nothing = _empty(call)
+    cos, sin = _cos_and_sin(call.angle, out)
     channels, behind = x.shape[-1], call.first_pair + 2 * pairs
     turned, source = out[..., call.first_pair : behind], call.amplitudes if call.waves else x
     if source is None:
@@ -150,7 +157,7 @@ def _forward_on_cpu(call: _Arguments) -> tuple[Tensor, Tensor]:
 def _backward_on_cpu(call: _Arguments, grad: Tensor, needed: list[bool]) -> list[Tensor | None]:
     """The gradients, of more axes where a tensor was broadcast."""
     pairs, first = call.angle.shape[-1], call.first_pair
-    cos, sin = call.angle.cos().to(grad.dtype), call.angle.sin().to(grad.dtype)
+    cos, sin = _cos_and_sin(call.angle, grad)
     turned, of_x = grad[..., first : first + 2 * pairs], grad[..., : call.x.shape[-1]]
     back = torch.empty_like(turned if call.waves else of_x)
     of_pairs = back[..., : 2 * pairs]
@@ -174,7 +181,8 @@ def _backward_on_cpu(call: _Arguments, grad: Tensor, needed: list[bool]) -> list
 def _empty(call: _Arguments) -> tuple[Tensor, Tensor]:
     """Room for the result, on CUDA in the order in which fused attention reads it."""
     if _on_cpu(call):
-        return call.x.new_empty(call.shape), call.x.new_empty(0)
+        out = torch.empty_like(call.x) if call.x.shape == call.shape else call.x.new_empty(call.shape)
+        return out, call.x.new_empty(0)
     m, h, b, n, j, c = call.shape
     if call.waves:
         out = call.x.new_empty(m, b, h, n, j, c).permute(0, 2, 1, 3, 4, 5)

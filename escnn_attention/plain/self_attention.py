@@ -252,7 +252,13 @@ class SelfAttention(HeadModule):
             dtype = torch.get_autocast_dtype(x.device.type) if half else x.dtype
             side_by_side = not tiled(positions.complete, self.channels, dtype)
         rows = x.unsqueeze(-1).flatten(2).transpose(1, 2)
-        q, k, v = self.to_heads(rows, side_by_side=side_by_side)
+        by_loop = not self.has_table and self.backend in ("auto", "native")
+        if by_loop and native.reads_channels(x, self.channels):
+            # As one image: of all positions there is one product.
+            heads = self.to_heads(rows.flatten(0, 1).unsqueeze(0), side_by_side=True)
+            q, k, v = (t.unflatten(2, rows.shape[:2]).squeeze(1) for t in heads)
+        else:
+            q, k, v = self.to_heads(rows, side_by_side=side_by_side)
         # One query without a pose contributes to every output pose, whichever of its poses would.
         query: QueryMode = "all" if self.lifts else self.query
         keys: KeyMode = "all" if self.lifts else self.keys

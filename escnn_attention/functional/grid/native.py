@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from operator import itemgetter
 from typing import Annotated, NamedTuple
 
 import torch
@@ -45,16 +46,15 @@ _PARTS = 8
 """Into how many parts a batch falls, in each of which the gradients of the terms are added up."""
 
 
-_QUERY_GROUP = 4  # How many query poses share the loads of a key.
-
 _FUSED_CHANNELS = 16  # Of so many PyTorch's fused attention takes less time.
 
 
 class LoopArguments(NamedTuple):
     """Inputs of the loop; C++ and its header follow from this list.
 
-    Unless ``everything`` is true, vectors of queries, keys, values, outputs and their gradients lie in memory as
-    ``(images, heads, poses, channels, positions)``: see :func:`_by_channel`.
+    Unless they are ``by_position``, vectors of queries, keys, values, outputs, amplitudes and their gradients lie in
+    memory as ``(heads, poses, channels, images, positions)`` where queries see ``everything``, and as ``(images, heads,
+    poses, channels, positions)`` elsewhere: see :func:`_order`.
     """
 
     q: Annotated[Tensor, Array("heads, images, positions, query_poses, channels", gradient="void")]
@@ -89,6 +89,7 @@ class LoopArguments(NamedTuple):
     seed: Annotated[Tensor | None, Array("1", "of dropout", element="int64_t")]
     num_poses: Annotated[int, "of the output"]
     everything: Annotated[bool, "whether queries see all keys, without a table; the grid has one axis then"]
+    by_position: Annotated[bool, "whether vectors lie in memory as their axes say, where queries see everything"]
     in_window: Annotated[bool, "whether queries see the keys of a window"]
     queries_of_cell: Annotated[int, "along an axis"]
     keys_of_cell: Annotated[int, "along an axis"]
@@ -135,7 +136,7 @@ def attention(call: GridCall) -> Tensor:
     """Attention by the compiled loop over grids: see :func:`escnn_attention.functional.attention`."""
     chunk = chunk_size(NUMBERS_PER_CHUNK, call.q.element_size(), copies=num_threads())
     if not call.query_grid.complete or call.bias.spatial is not None:
-        q, k, v = map(_by_channel, (call.q, call.k, call.v))
+        q, k, v = _laid_out(call.q, _BY_IMAGE), _laid_out(call.k, _BY_IMAGE), _laid_out(call.v, _BY_IMAGE)
         return _loop(replace(call, q=q, k=k, v=v), chunk)
     if call.query == "all" and call.q.shape[3] == 1:
         # One query for all output poses: there is nothing to sum.
@@ -154,9 +155,16 @@ def fuses(channels: int) -> bool:
     return channels >= _FUSED_CHANNELS and not torch.is_grad_enabled()
 
 
+def reads_channels(x: Tensor, channels: int) -> bool:
+    """Whether the loop reads features where all queries see the same, best with positions side by side."""
+    if x.device.type != "cpu" or fuses(channels) or needs_operators(x):
+        return False
+    return why_not_built(PRECISE[x.dtype]) is None
+
+
 def _without_bias(call: GridCall, chunk: int) -> Tensor:
-    """Queries that all see the same, once for all output poses; in whole groups where the loop takes them."""
-    q, number = call.q.flatten(2, 3), math.prod(call.q.shape[2:4])
+    """Queries that all see the same, once for all output poses."""
+    q = call.q.flatten(2, 3)
     if fuses(q.shape[-1]) and not call.dropout and not needs_operators(q, call.k, call.v):
         exact = PRECISE[q.dtype]
         # Images in front of the heads: so each position has its heads side by side in memory.
@@ -164,11 +172,7 @@ def _without_bias(call: GridCall, chunk: int) -> Tensor:
         with exactly("cpu"):
             out = F.scaled_dot_product_attention(q, k, v).to(call.v.dtype)
         return _of_poses(out.transpose(0, 1).unflatten(2, call.q.shape[2:4]), call)
-    if not isinstance(number, int) or number % _QUERY_GROUP:  # Padding copies, also by nothing.
-        q = F.pad(q, (0, 0, 0, -number % _QUERY_GROUP))
-    q = q.unflatten(2, (-1, _QUERY_GROUP))
-    out = _loop(replace(call, q=q, bias=PositionalBias(_QUERY_GROUP), query="own"), chunk)
-    return _of_poses(out.flatten(2, 3)[:, :, :number].unflatten(2, call.q.shape[2:4]), call)
+    return _of_poses(_loop(replace(call, bias=PositionalBias(call.q.shape[3]), query="own"), chunk), call)
 
 
 def _of_poses(out: Tensor, call: GridCall) -> Tensor:
@@ -184,13 +188,14 @@ def why_not_built(dtype: torch.dtype) -> str | None:
 
 def _prepared(call: Arguments) -> LoopArguments:
     """The arguments as the loop reads them."""
-    everything = not call.kernel_size and call.spatial is None and not is_causal(call.window)
-    q, k, v = map(Tensor.contiguous if everything else _by_channel, call[:3])
+    order = _BY_IMAGE if call.kernel_size else _order(call)
+    everything = order != _BY_IMAGE
+    q, k, v = _laid_out(call.q, order), _laid_out(call.k, order), _laid_out(call.v, order)
     heads, images, positions, _, channels = q.shape
     parts = torch.sym_min(images, max(1, _PARTS // heads) if everything else _PARTS)
     cell = (1, 1)
     if everything:
-        space = _line(positions)
+        space = _line(positions, k.shape[2])
     elif call.spacings:
         (query_spacing, key_spacing), size = call.spacings, call.kernel_size or None
         of_pair = (tuple(call.shape), query_spacing, tuple(call.key_shape), key_spacing, size, call.window)
@@ -204,7 +209,9 @@ def _prepared(call: Arguments) -> LoopArguments:
         None if call.pose is None else call.pose.contiguous(),
         # Cosines and sines of the phases side by side, and what every query sees of these waves.
         waves=None if call.cos is None or call.sin is None else torch.cat([call.cos, call.sin], dim=-1),
-        amplitudes=None if call.readout is None else (q.flatten(1, -2) @ call.readout).unflatten(1, q.shape[1:-1]),
+        amplitudes=None
+        if call.readout is None
+        else _laid_out((q.flatten(1, -2) @ call.readout).unflatten(1, q.shape[1:-1]), order),
         shape=space.shape,
         key_shape=space.key_shape,
         steps=space.steps,
@@ -212,6 +219,7 @@ def _prepared(call: Arguments) -> LoopArguments:
         seed=call.seed,
         num_poses=call.num_poses,
         everything=everything,
+        by_position=order == _BY_POSITION,
         in_window=call.kernel_size > 0 or is_causal(call.window),
         queries_of_cell=cell[0],
         keys_of_cell=cell[1],
@@ -224,26 +232,45 @@ def _prepared(call: Arguments) -> LoopArguments:
     )
 
 
-def _by_channel(vectors: Tensor) -> Tensor:
-    """Vectors ``(M, B, N, P, C)`` that lie in memory as ``(B, M, P, C, N)``.
+def _sees_everything(call: Arguments) -> bool:
+    return not call.kernel_size and call.spatial is None and not is_causal(call.window)
 
-    So linear maps of images of channels give and take them without a copy, and the loop reads rows of positions.
+
+class _Order(NamedTuple):
+    """The axes of vectors (heads, images, positions, poses, channels) in the order in which they lie in memory."""
+
+    axes: tuple[int, ...]
+    back: tuple[int, ...]
+
+
+_BY_POSITION, _BY_CHANNEL = _Order((0, 1, 2, 3, 4), (0, 1, 2, 3, 4)), _Order((0, 3, 4, 1, 2), (0, 3, 4, 1, 2))
+_BY_IMAGE = _Order((1, 0, 3, 4, 2), (1, 0, 4, 2, 3))
+
+
+def _order(call: Arguments) -> _Order:
+    """The order in which the loop takes vectors, that of the projections: they are not copied.
+
+    Linear maps of images of channels give positions side by side, and the loop reads rows of them. Where queries see
+    everything it takes others, too.
     """
-    return vectors.permute(1, 0, 3, 4, 2).contiguous().permute(1, 0, 4, 2, 3)
+    if call.kernel_size or call.spatial is not None or is_causal(call.window):
+        return _BY_IMAGE
+    return _BY_CHANNEL if call.q.stride(2) == 1 else _BY_POSITION
+
+
+def _laid_out(vectors: Tensor, order: _Order) -> Tensor:
+    """Vectors whose axes lie in memory in this order."""
+    return vectors.permute(order.axes).contiguous().permute(order.back)
 
 
 def _packaged(call: Arguments) -> Tensor:
     """The output of the kernel in a package."""
-    heads, images, positions, _, channels = call.q.shape
-    arguments = _prepared(call)
+    arguments, order = _prepared(call), _order(call)
     members = KERNEL.structure.members(arguments, LoopResults())
-    if arguments.everything:
-        return _packaged_loop(call.q.dtype, members, (heads, images, positions, call.num_poses, channels))
-    in_memory = (None if t is None else t.permute(1, 0, 3, 4, 2) for t in members.arrays[:3])
-    members = members._replace(arrays=[*in_memory, *members.arrays[3:]])
+    in_memory = [t if t is None or t.dim() < 5 else t.permute(order.axes) for t in members.arrays]
     # A view in place of this order lets the compiler take the number of images for any that it was shown.
-    out = _packaged_loop(call.q.dtype, members, (images, heads, call.num_poses, channels, positions))
-    return out.permute(1, 0, 4, 2, 3)
+    shape = itemgetter(*order.axes)((*call.q.shape[:3], call.num_poses, call.q.shape[4]))
+    return _packaged_loop(call.q.dtype, members._replace(arrays=in_memory), shape).permute(order.back)
 
 
 class _Space(NamedTuple):
@@ -267,19 +294,24 @@ def _space(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilati
 
 
 @constant_tables
-def _line(positions: int) -> _Space:
-    """Positions that all see each other as the loop has them: a line of them, and no offsets."""
-    shape = torch.tensor([positions])
-    return _Space(shape, shape, torch.zeros(0, 3, dtype=torch.long), torch.zeros(2, dtype=torch.long), 1)
+def _line(positions: int, keys: int) -> _Space:
+    """Positions that all see as many keys as the loop has them: a line of them, and no offsets."""
+    return _Space(
+        torch.tensor([positions]),
+        torch.tensor([keys]),
+        torch.zeros(0, 3, dtype=torch.long),
+        torch.zeros(2, dtype=torch.long),
+        1,
+    )
 
 
 def _empty(call: Arguments) -> tuple[Tensor, Tensor]:
     """Room for the output, and for what the backward pass makes probabilities from."""
     heads, batch, positions, poses, channels = call.q.shape
     sums = call.q.new_empty(heads, batch, 2, call.num_poses if call.sum_query_poses else 1, poses, positions)
-    if not call.kernel_size and call.spatial is None and not is_causal(call.window):
-        return call.q.new_empty(heads, batch, positions, call.num_poses, channels), sums
-    return call.q.new_empty(batch, heads, call.num_poses, channels, positions).permute(1, 0, 4, 2, 3), sums
+    order = _BY_IMAGE if call.kernel_size else _order(call)
+    shape = itemgetter(*order.axes)((heads, batch, positions, call.num_poses, channels))
+    return call.q.new_empty(shape).permute(order.back), sums
 
 
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
@@ -297,7 +329,7 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
     ]
     grad_amplitudes = None if arguments.amplitudes is None else torch.empty_like(arguments.amplitudes)
     gradients = (grad_q, grad_k, grad_v, *tables, grad_amplitudes)
-    grad = grad.contiguous() if arguments.everything else _by_channel(grad)
+    grad = _laid_out(grad, _order(call))
     KERNEL.run(grad_q.dtype, arguments, LoopResults(out, sums, grad), gradients)
     grad_spatial, grad_pose, grad_waves = (None if t is None else t.to(grad_q.dtype) for t in tables)
     grad_cos = grad_sin = None

@@ -60,7 +60,8 @@ def test_rows_longer_than_a_vector_and_groups_that_are_not_full(query, shape, wi
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("kinds", [{"waves", "pose"}, {"waves"}, {"pose", "shared"}, set()])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])
-def test_global_attention_in_several_stretches_of_keys(query, kinds, dtype, tolerance):
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_global_attention_in_several_stretches_of_keys(query, kinds, dtype, tolerance, side_by_side):
     """Some of whole vectors of queries and some not, of one key pose and several, of groups that are not full."""
     for order, key_poses, query_poses, shape, channels in (
         (1, 1, 1, (40, 7), 1),
@@ -75,6 +76,9 @@ def test_global_attention_in_several_stretches_of_keys(query, kinds, dtype, tole
             order, key_poses, query_poses, shape, Window(), kinds, channels=channels, dtype=dtype
         )
         exact, exact_terms = doubled(tensors, terms)
+        if side_by_side:  # positions in memory
+            axes = (0, 3, 4, 1, 2)
+            tensors = [t.detach().permute(axes).contiguous().permute(axes).requires_grad_() for t in tensors]
         got = outputs_and_gradients("native", tensors, grid, terms, query)
         assert_same(got, outputs_and_gradients("reference", exact, grid, exact_terms, query), tolerance)
 

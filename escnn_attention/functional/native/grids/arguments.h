@@ -31,6 +31,7 @@ extern "C" struct Arguments {
     void* grad_amplitudes;  // as amplitudes, or null
     int64_t num_poses;  // of the output
     int64_t everything;  // whether queries see all keys, without a table; the grid has one axis then
+    int64_t by_position;  // whether vectors lie in memory as their axes say, where queries see everything
     int64_t in_window;  // whether queries see the keys of a window
     int64_t queries_of_cell;  // along an axis
     int64_t keys_of_cell;  // along an axis

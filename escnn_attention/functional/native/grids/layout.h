@@ -113,7 +113,8 @@ struct Layout {
             const int64_t pad = i < call.torus_from ? std::max(most[i], -least[i]) : most[i] - least[i];
             stride[i - 1] = stride[i] * (std::max(of_queries.cells(i), of_keys.cells(i)) + pad);
         }
-        row = stride[0], low = least[0], high = compact ? std::max<int64_t>(0, of_keys.cells(0) - num_rows) : most[0];
+        const bool apart = compact || call.everything;  // no key has a place relative to a query
+        row = stride[0], low = least[0], high = apart ? std::max<int64_t>(0, of_keys.cells(0) - num_rows) : most[0];
         int64_t end = 0;
         for (int64_t i = 0; i < dim; i++) start -= least[i] * stride[i], end += most[i] * stride[i];
         of_queries.find_runs(stride, none, none);
@@ -133,7 +134,7 @@ struct Layout {
             }
         // Packing writes a vector more.
         queries = whole_lines(places.back() + 2 * width, LINE / size);
-        const int64_t behind = compact ? (num_rows + high) * row : start + places.back() + end;
+        const int64_t behind = apart ? (num_rows + high) * row : start + places.back() + end;
         keys = whole_lines(behind + 2 * width, LINE / size);
         for (int64_t slot = 0; slot < slots && call.neighbours; slot++) {
             const int64_t first = call.starts[slot], last = call.starts[slot + 1];

@@ -98,6 +98,7 @@ template <class T> struct Packing {
     const Layout& layout;
     const int64_t heads;  // of each position's image side by side, where positions follow each other; else 0
     int64_t images = 1;   // of those side by side, how many there are
+    int64_t between = 1;  // images of a number that follow each other in memory, or 1 where each has all its numbers so
 
   private:
     static constexpr int width = WIDTH<T>;
@@ -141,7 +142,7 @@ template <class T> struct Packing {
             });
             for (int64_t j = 0; j < size; j++)  // as numbers follow each other in memory
                 for (const Run& run : runs)
-                    f(j * side.positions + run.position, side.step, run.length, &none, run.place + rows[j], 1);
+                    f(j * between * side.positions + run.position, side.step, run.length, &none, run.place + rows[j], 1);
             return;
         }
         // Images side by side: positions that follow each other go to places of their own.

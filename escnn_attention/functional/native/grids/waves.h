@@ -25,6 +25,7 @@ template <class T> struct Waves {
               first_key(call.wave_positions - call.key_positions),
               number(call.num_waves),
               half(call.num_waves / 2),
+              shared(lanes_of_channel<T>(number)),
               table(call.waves, call.wave_heads, call.num_poses, call.wave_positions, number, false),
               by_position(GROUP * MOST_KEYS),
               wide(GROUP * number),
@@ -81,8 +82,8 @@ template <class T> struct Waves {
             return distribute<T, G>(by_position.data, G, stretch.positions, transposed.data, G, number,
                                     keys(stretch, out_pose));
         UNROLL for (int g = 0; g < G; g++)
-            distribute<T, 1>(by_position.data + g, G, stretch.positions, transposed.data + g * width, G, number,
-                             keys(stretch, out_pose + g));
+            distribute<T, 1>(by_position.data + g, G, stretch.positions, transposed.data + g * (width / shared), G,
+                             number, keys(stretch, out_pose + g));
     }
 
     // Adds the gradients of the waves since the last call.
@@ -91,7 +92,8 @@ template <class T> struct Waves {
             for (int64_t n = 0; n < call.wave_positions; n++)
                 for (int64_t f = 0; f < number; f++, to++) {
                     const int64_t key = out_pose * call.key_positions + n - first_key;
-                    if (n >= first_key) *to += double(grad_keys[key * padded<T>(number) + f]);
+                    for (int lane = 0; n >= first_key && lane < shared; lane++)
+                        *to += double(grad_keys[key * padded<T>(number) + f * shared + lane]);
                     if (n < positions) *to += grad_phases[(out_pose * number + f) * queries + n];
                 }
         grad_keys.clear(), grad_phases.clear();
@@ -101,6 +103,7 @@ template <class T> struct Waves {
     // Places for queries; the rows of the table that are those of queries, the first of the keys, which may be the
     // same; cosines and sines, and each of them.
     const int64_t queries, positions, first_key, number, half;
+    const int shared;  // lanes of a wave
 
   private:
     W phase(int64_t out_pose, int64_t f, int64_t place) const {

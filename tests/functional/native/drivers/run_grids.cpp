@@ -27,6 +27,7 @@ class Call {
         a.num_poses = modes.sum_query_poses ? 4 : query_poses;
         a.sum_query_poses = modes.sum_query_poses, a.dropout = modes.dropout, a.seed = modes.dropout ? &seed : nullptr, a.scale = 0.4;
         a.parts = 2, a.threads = 3, a.everything = modes.everything, a.in_window = !modes.everything;
+        a.by_position = modes.everything && modes.torus_from == 1;
         a.positions = positions, a.key_positions = key_positions;
         a.wave_positions = positions + (modes.pair ? key_positions : 0);
         a.queries_of_cell = modes.pair && !modes.everything ? 2 : 1;
