@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import requests
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from escnn_attention.training import CIFAR10, MNIST, QM9, Digits, ModelNet40, PatchCamelyon, RotMNIST
 from escnn_attention.training.data.base import Draw, InMemory
@@ -249,13 +248,12 @@ class _Recorder(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def trainer(epochs, *callbacks):
+def trainer(epochs):
     return pl.Trainer(
         accelerator="cpu",
         max_epochs=epochs,
         logger=False,
-        callbacks=list(callbacks),
-        enable_checkpointing=bool(callbacks),
+        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
@@ -278,60 +276,3 @@ def test_with_a_trainer(folder):
     assert model.seen["test"] == list(range(9))
     predictions = trainer(1).predict(model, datamodule=data)
     assert [len(batch) for batch in predictions] == [6, 3]
-
-
-class _StopError(Exception):
-    pass
-
-
-class _StopAfter(pl.Callback):
-    def __init__(self, epoch):
-        self.epoch = epoch
-
-    def on_train_epoch_start(self, trainer, _):
-        if trainer.current_epoch > self.epoch:
-            raise _StopError
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_resumed_run_sees_what_an_uninterrupted_one_sees(folder, tmp_path, num_workers):
-    whole, first, second = _Recorder(), _Recorder(), _Recorder()
-    trainer(4).fit(whole, datamodule=RotMNIST(folder, batch_size=6, seed=1))
-
-    def data():
-        return RotMNIST(folder, batch_size=6, seed=1, num_workers=num_workers)
-
-    save = ModelCheckpoint(tmp_path, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
-    with pytest.raises(_StopError):
-        trainer(4, save, _StopAfter(1)).fit(first, datamodule=data())
-    trainer(4).fit(second, datamodule=data(), ckpt_path=tmp_path / "last.ckpt")
-    assert [epoch for epoch, *_ in second.seen["train"]] == 3 * [2] + 3 * [3]
-    assert first.seen["train"] + second.seen["train"] == whole.seen["train"]
-
-
-def test_options_from_a_configuration_file(tmp_path):
-    jsonargparse = pytest.importorskip("jsonargparse")
-    (tmp_path / "run.yaml").write_text(
-        f"""
-        data:
-          class_path: escnn_attention.training.CIFAR10
-          init_args:
-            folder: {tmp_path}
-            batch_size: 24
-            limit_test: 7
-            augment: true
-        """
-    )
-    parser = jsonargparse.ArgumentParser()
-    parser.add_argument("--config", action="config")
-    parser.add_subclass_arguments(pl.LightningDataModule, "data")
-    instantiate = parser.instantiate if hasattr(parser, "instantiate") else parser.instantiate_classes
-    data = instantiate(parser.parse_args(["--config", str(tmp_path / "run.yaml")])).data
-    assert isinstance(data, CIFAR10)
-    assert (str(data.folder), data.batch_size, data.limits["test"], data.augment) == (str(tmp_path), 24, 7, True)
-    assert (data.seed, data.full_train, data.limits["train"]) == (0, False, None)
-    for name in ("RotMNIST", "MNIST", "PatchCamelyon"):
-        arguments = [f"--data=escnn_attention.training.{name}", "--data.batch_size=16", "--data.folder=null"]
-        data = instantiate(parser.parse_args(arguments)).data
-        assert (type(data).__name__, data.batch_size, data.folder) == (name, 16, None)
