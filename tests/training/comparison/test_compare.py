@@ -2,8 +2,6 @@ import copy
 import csv
 import importlib.metadata
 import json
-import os
-import signal
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -29,7 +27,6 @@ from escnn_attention.training.comparison.settings import Settings
 from escnn_attention.training.data.base import InMemory
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import run_experiment
-from escnn_attention.training.experiment.checkpoints import read_checkpoint
 from escnn_attention.training.experiment.network import build_described
 from escnn_attention.training.modules.classifier import Classifier
 
@@ -83,39 +80,6 @@ def test_finished_networks_are_measured_and_not_trained_again(tiny, compared, mo
     assert same(compare(tiny), first)
     with pytest.raises(ZeroDivisionError):  # the control: another network would be trained
         compare(replace(tiny, networks="steerable"))
-
-
-def compare_until_killed(settings):
-    """Which comes at once in the third epoch."""
-
-    def kill(module):
-        if module.current_epoch == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    Classifier.on_train_epoch_start = kill
-    compare(settings)
-
-
-def test_a_killed_run_goes_on_and_gives_the_same(tiny, fork, one_thread):
-    settings = replace(tiny, epochs=3)
-    folder = settings.folder / "cnn"
-    process = fork(compare_until_killed, settings)
-    process.join(timeout=200)
-    assert process.exitcode == -signal.SIGKILL
-    before = epochs_of(folder)
-    assert len(before) == read_checkpoint(folder / "last.ckpt")["epoch"] + 1 == 2
-
-    resumed = compare(settings)
-    after = epochs_of(folder)
-    assert [int(row["epoch"]) for row in after] == list(range(1, settings.epochs + 1))
-    assert after[: len(before)] == before  # the times they took included: none was run again
-
-    whole = replace(settings, output=settings.folder.with_name("whole"))
-    assert same(compare(whole), resumed)
-    one, other = (read_checkpoint(path / "cnn" / "last.ckpt")["state_dict"] for path in (settings.folder, whole.folder))
-    assert all(torch.equal(one[name], other[name]) for name in other)
-    losses = [[row["train_loss"] for row in epochs_of(path / "cnn")] for path in (settings.folder, whole.folder)]
-    assert losses[0] == losses[1]
 
 
 def test_changed_options(tiny, compared):
