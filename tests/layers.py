@@ -205,8 +205,10 @@ CASES = {
     ),
     "ConditionedGate": Case(lambda: ea.ConditionedGate(FIELDS, 3), arguments={"condition": CONDITION}),
     "Crop": Case(lambda: ea.Crop(FIELDS, 1)),
-    "DilationLiftingSelfAttention": Case(lambda: ea.DilationLiftingSelfAttention(SCALARS, FIELDS, SCALES, 1, 3)),
-    "DilationSelfAttention": Case(lambda: ea.DilationSelfAttention(FIELDS, FIELDS, SCALES, 1, 3), shape=(2, 9, 9)),
+    "DilationLiftingSelfAttention": Case(
+        lambda: ea.DilationLiftingSelfAttention(SCALARS, FIELDS, SCALES, 1, 3), shape=(2, 5, 5)
+    ),
+    "DilationSelfAttention": Case(lambda: ea.DilationSelfAttention(FIELDS, FIELDS, SCALES, 1, 3), shape=(2, 5, 5)),
     "DropPath": Case(lambda: ea.DropPath(FIELDS, 0.5)),
     "FeatureAttention": Case(lambda: ea.FeatureAttention(FIELDS, kernel_size=3)),
     "FieldLayerNorm": Case(lambda: ea.FieldLayerNorm(spaces.mixed(D4))),
