@@ -4,17 +4,20 @@ Interpreted, a program takes as long for many keys as for one: there are few que
 """
 
 import copy
+import itertools
 from dataclasses import replace
 from importlib import import_module
+from operator import itemgetter
 
 import pytest
 import torch
 from escnn import gspaces
 from escnn.nn import GeometricTensor
+from torch.autograd.profiler import profile
 
 from escnn_attention import Pair, PointSelfAttention
 from escnn_attention.functional import BETWEEN_POINTS
-from escnn_attention.functional.points import triton
+from escnn_attention.functional.points import portable, triton
 from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.geometry.points import Points
 from tests.functional.cuda import needs_cuda
@@ -110,6 +113,35 @@ def test_registers_hold_the_vectors_of_a_thread(monkeypatch, held, widest, keys)
     chosen = triton.program(held, widest, 4, keys)
     assert chosen.sharing * chosen.lanes == 32
     assert held * widest / chosen.sharing <= triton._NUMBERS or chosen.sharing == min(16, triton.power_of_two(widest))
+
+
+def most_held(layer, degree, number=64):
+    """The most bytes of tensors that a step has at once where every point sees so many neighbours."""
+    x = points_of(layer, number)
+    keys = (torch.arange(number)[:, None] + torch.arange(degree)) % number
+    edges = torch.stack([keys.flatten(), torch.arange(number).repeat_interleave(degree)])
+    with profile(profile_memory=True) as seen:
+        layer(x, edge_index=edges).tensor.sum().backward()
+    layer.zero_grad(set_to_none=True)
+    changes = [(e.start_ns(), e.nbytes()) for e in seen.kineto_results.events() if e.name() == "[memory]"]
+    return max(itertools.accumulate(n for _, n in sorted(changes, key=itemgetter(0))))
+
+
+@pytest.mark.parametrize("backend", ["triton", "neighbours"])
+def test_scores_that_are_given_are_held_for_a_chunk_at_a_time(monkeypatch, backend):
+    """Eight times as many edges take no more memory, but for their numbers, if chunks are small; else they do."""
+    monkeypatch.setattr(triton, "why_not_run", lambda _: None)
+    monkeypatch.setattr(triton, "_launch", lambda *_: None)  # kernels hold nothing
+    layer = layer_of("LieTransformer", heads=2, backend=backend)
+
+    def growth(numbers):
+        monkeypatch.setattr(triton, "_GIVEN_SCORES_PER_CHUNK", numbers)
+        monkeypatch.setattr(portable, "_NUMBERS_PER_CHUNK", numbers)
+        few, many = (most_held(layer, degree) for degree in (8, 64))
+        return many / few
+
+    assert growth(2**13) < 2
+    assert growth(2**30) > 4
 
 
 def points_at(coords, batch=None):
