@@ -31,6 +31,7 @@ class Launch(NamedTuple):
         registers: of a thread.
         spilled: bytes of a thread that registers do not hold.
         shared: bytes of shared memory of a program.
+        loops: how many loops the kernel has, as it is written.
         chip: the compute capability.
     """
 
@@ -40,6 +41,7 @@ class Launch(NamedTuple):
     registers: int
     spilled: int
     shared: int
+    loops: int
     chip: int
 
     @property
@@ -74,6 +76,7 @@ def compiled(chip: int) -> Iterator[list[Launch]]:
     def compile(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         built = run(kernel, *args, grid=grid, warmup=True, **options)
         needs = built.metadata.num_warps, *_registers(built.asm["cubin"]), built.metadata.shared
+        needs = *needs, built.asm["ttir"].count("scf.for")
         found.append(Launch(kernel.__name__, math.prod(grid), *needs, chip))
 
     gpu = SimpleNamespace(

@@ -5,8 +5,9 @@ is a tuple of its channels: each is a tensor ``(RJ, 1, BN)`` of poses and BN pos
 and in threads. All addresses of a vector are one pointer and constants.
 
 A query pose h has the output pose h; or, by SUM, every output pose has all query poses. A thread then has RH output
-poses, in tuples: products of queries with keys serve all of them, and weights are added up over the query poses before
-they meet the values. T are the pairs of a query pose j and an output pose h: h, or ``j · H + h``.
+poses, in tuples: products of queries with keys serve all of them. In the forward pass it has one query pose after the
+other, and in the gradients of keys weights are added up over the query poses before they meet the values. T are the
+pairs of a query pose j and an output pose h: h, or ``j · H + h``.
 
 Only stores are masked: instead of a key beyond the edge of the grid a thread reads the one of its own position, and its
 score becomes minus infinity. The query sees its own key anyway: what is not finite there reaches no other query.
@@ -33,6 +34,7 @@ _SIZES = [
     "first",
     "total",
     "batch",
+    "first_h",
     "table_head",
     "pose_head",
     *(f"{name}_{stride}" for name in _VECTORS for stride in ("head", "image")),
@@ -109,6 +111,14 @@ def _store(x, v, factor, here, C: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
+def _add_to(x, v, factor, earlier, here, C: tl.constexpr, STEP: tl.constexpr):
+    """Add multiples of vectors to what is written earlier, if there are earlier ones, or write them."""
+    for i in tl.static_range(C):
+        written = tl.load(x + i * STEP, mask=(here.to(tl.int32) * earlier > 0)[None, None, :], other=0.0)
+        tl.store(x + i * STEP, written + v[i] * factor, mask=here[None, None, :])
+
+
+@triton.jit
 def _zeros(R: tl.constexpr, kind: tl.constexpr, C: tl.constexpr, BN: tl.constexpr):
     """Zeros for R vectors."""
     v = ()
@@ -129,15 +139,9 @@ def _drop(x, seed, n, key, h, image, RATE: tl.constexpr):
 
 
 @triton.jit
-def _sum(x, SUM: tl.constexpr):
-    """The sum over query poses, where an output pose has all of them."""
-    return tl.sum(x, axis=0, keep_dims=True) if SUM else x
-
-
-@triton.jit
-def _know_poses(known, queries, pose, C: tl.constexpr, P: tl.constexpr, N: tl.constexpr):
-    """Write the products of queries with the table of poses. Threads without a position write what another writes."""
-    for p in range(P):
+def _know_poses(known, queries, pose, C: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr):
+    """Write the products of queries with a table of poses. Threads without a position write what another writes."""
+    for p in range(ROWS):
         tl.store(known + p * N, dot(queries, _vector(pose + p * C, C, 1)))
 
 
@@ -166,34 +170,29 @@ def forward(
     L: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, RJ: tl.constexpr, RH: tl.constexpr, RP: tl.constexpr,
     SUM: tl.constexpr, SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """The output, and the logarithms of the sums of exponentials. RP key poses share one change of the maximum.
-
-    Where an output pose has all query poses, weights are summed over these before they meet the values, which needs the
-    sums of exponentials, and a second pass over the keys.
-    """
+    """The output, and the logarithms of the sums of exponentials. RP key poses share one change of the maximum."""
     image, m, b, n, here = _place(first, total, batch, N, BN)
     j = tl.arange(0, RJ)[:, None, None]
     S: tl.constexpr = T // J  # pairs of a query pose
     first_h = tl.program_id(1) * (RH if SUM else RJ)
     table += _lanes(m * table_head, n * 0 + first_h * (C * L), BN)
     pose += _lanes(m * pose_head, n * 0 + first_h * (C * P), BN)
+    out += _lanes(m * out_head + b * out_image + first_h * (C * N), n, BN)
     if not SUM:
-        table, pose = table + j * (C * L), pose + j * (C * P)
-    acc = ()
-    for _ in tl.static_range(RH):
-        acc = acc + (_zeros(RJ if not SUM else 1, q.dtype.element_ty, C, BN),)
-    for round in range(J // RJ if SUM else 1):
-        j0 = round * RJ if SUM else first_h
+        table, pose, out = table + j * (C * L), pose + j * (C * P), out + j * (C * N)
+    for round in range(J if SUM else 1):
+        j0 = round if SUM else first_h
         t0 = j0 * S + (first_h if SUM else 0)
         queries = _vector(q + _lanes(m * q_head + b * q_image + j0 * (C * N), n, BN) + j * (C * N), C, N)
         queries = scaled(queries, SCALE)
         of_poses = known + _lanes((image * T + t0) * (P * N), n, BN) + j * (S * P * N)
-        most, norm = (), ()
-        for r in tl.static_range(RH):
-            if POSE:
-                _know_poses(of_poses + r * (P * N), queries, pose + r * (C * P), C, P, N)
+        if POSE:
+            _know_poses(of_poses, queries, pose, C, RH * P, N)
+        most, norm, acc = (), (), ()
+        for _ in tl.static_range(RH):
             most = most + (tl.full([RJ, 1, BN], -1e30, queries[0].dtype),)
             norm = norm + (tl.zeros([RJ, 1, BN], queries[0].dtype),)
+            acc = acc + (_zeros(RJ, queries[0].dtype, C, BN),)
         for o in range(L):
             other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
             biases = _biases(queries, table + o * C, seen, RH, C * L, C, SPATIAL)
@@ -211,55 +210,27 @@ def forward(
                         scores = scores + (score,)
                         more_ = more_ + (tl.maximum(more[r], score),)
                     more = more_
-                norm_ = ()
+                norm_, acc_ = (), ()
                 for r in tl.static_range(RH):
                     less = tl.exp2(most[r] - more[r])
                     norm_ = norm_ + (norm[r] * less,)
-                    if not SUM:
-                        acc = (scaled(acc[0], less),)
-                most, norm = more, norm_
+                    acc_ = acc_ + (scaled(acc[r], less),)
+                most, norm, acc = more, norm_, acc_
                 for u in tl.static_range(RP):
-                    norm_ = ()
+                    value = _vector(values + (first_p + u) * (C * N), C, N)
+                    norm_, acc_ = (), ()
                     for r in tl.static_range(RH):
                         probability = tl.exp2(scores[u * RH + r] - most[r])
                         norm_ = norm_ + (norm[r] + probability,)
-                        if not SUM:
-                            if RATE > 0:
-                                key = o * P + first_p + u
-                                probability = _drop(probability, seed, n, key, t0 + j, first + image, RATE)
-                            acc = (add(acc[0], probability, _vector(values + (first_p + u) * (C * N), C, N)),)
-                    norm = norm_
-        pairs = _lanes(((first + image) * T + t0) * N, n, BN) + j * (S * N)
-        logarithms = ()
-        for r in tl.static_range(RH):
-            logarithms = logarithms + (most[r] + tl.log2(norm[r]),)
-            tl.store(sums + pairs + r * N, logarithms[r], mask=here[None, None, :])
-        if SUM:
-            for o in range(L):
-                other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
-                biases = _biases(queries, table + o * C, seen, RH, C * L, C, SPATIAL)
-                keys = k + _lanes(m * k_head + b * k_image, other, BN)
-                values = v + _lanes(m * v_head + b * v_image, other, BN)
-                for p in range(P):
-                    products = dot(queries, _vector(keys + p * (C * N), C, N))
-                    value = _vector(values + p * (C * N), C, N)
-                    acc_ = ()
-                    for r in tl.static_range(RH):
-                        score = products + biases[r]
-                        if POSE:
-                            score += tl.load(of_poses + r * (P * N) + p * N)
-                        probability = tl.exp2(score - logarithms[r])
                         if RATE > 0:
-                            probability = _drop(probability, seed, n, o * P + p, t0 + j * S + r, first + image, RATE)
-                        acc_ = acc_ + (add(acc[r], _sum(probability, SUM), value),)
-                    acc = acc_
-        else:
-            acc = (scaled(acc[0], 1 / norm[0]),)
-    out += _lanes(m * out_head + b * out_image + first_h * (C * N), n, BN)
-    if not SUM:
-        out = out + j * (C * N)
-    for r in tl.static_range(RH):
-        _store(out + r * (C * N), acc[r], 1.0, here, C, N)
+                            key, t = o * P + first_p + u, t0 + j * S + r
+                            probability = _drop(probability, seed, n, key, t, first + image, RATE)
+                        acc_ = acc_ + (add(acc[r], probability, value),)
+                    norm, acc = norm_, acc_
+        pairs = _lanes(((first + image) * T + t0) * N, n, BN) + j * (S * N)
+        for r in tl.static_range(RH):
+            tl.store(sums + pairs + r * N, most[r] + tl.log2(norm[r]), mask=here[None, None, :])
+            _add_to(out + r * (C * N), acc[r], 1 / norm[r], round, here, C, N)
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_MEMORY)
@@ -268,7 +239,7 @@ def backward_queries(
     grad_q, known, means, change,  # filled: vectors, as in the forward pass, as sums, (images, T, K, N)
     q_head, q_image, k_head, k_image, v_head, v_image,
     out_head, out_image, grad_head, grad_image, grad_q_head, grad_q_image, table_head, pose_head,
-    first, total, batch,
+    first, total, batch, first_h,  # the first of RH output poses, where an output pose has all query poses
     n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, TORUS: tl.constexpr, N: tl.constexpr,
     J: tl.constexpr, H: tl.constexpr, P: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
     L: tl.constexpr, C: tl.constexpr, BN: tl.constexpr, RJ: tl.constexpr, RH: tl.constexpr,
@@ -287,83 +258,82 @@ def backward_queries(
     queries = _vector(q + _lanes(m * q_head + b * q_image + j0 * (C * N), n, BN) + j * (C * N), C, N)
     queries = scaled(queries, SCALE)
     grad_queries = _zeros(RJ, queries[0].dtype, C, BN)
-    for first_h in range(0, H if SUM else 1, RH):
-        h0 = first_h if SUM else j0
-        t0 = j0 * S + first_h
-        of_outputs = grad + _lanes(m * grad_head + b * grad_image + h0 * (C * N), n, BN)
-        outputs = out + _lanes(m * out_head + b * out_image + h0 * (C * N), n, BN)
-        tables = table + _lanes(m * table_head, n * 0 + h0 * (C * L), BN)
-        poses = pose + _lanes(m * pose_head, n * 0 + h0 * (C * P), BN)
-        if not SUM:
-            of_outputs, outputs = of_outputs + j * (C * N), outputs + j * (C * N)
-            tables, poses = tables + j * (C * L), poses + j * (C * P)
-        of_poses = known + _lanes((image * T + t0) * (P * N), n, BN) + j * (S * P * N)
-        changes = change + _lanes((image * T + t0) * (K * N), n, BN) + j * (S * K * N)
-        pairs = _lanes(((first + image) * T + t0) * N, n, BN) + j * (S * N)
-        grads, logarithms, mean = (), (), ()
-        for r in tl.static_range(RH):
-            grads = grads + (_vector(of_outputs + r * (C * N), C, N),)
-            logarithms = logarithms + (tl.load(sums + pairs + r * N),)
-            mean = mean + (tl.zeros_like(logarithms[r]) if SUM else dot(grads[r], _vector(outputs, C, N)),)
-            if POSE:
-                _know_poses(of_poses + r * (P * N), queries, poses + r * (C * P), C, P, N)
-                for p in range(P):
-                    tl.store(changes + (r * K + K - P + p) * N, tl.zeros_like(mean[r]), mask=mine)
-        # Of the sum over the query poses there is an output, of each of them there is none: their means come first.
-        for stage in tl.static_range(0 if SUM else 1, 2):
-            for o in range(L):
-                other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
-                # Without a position a thread adds zero to what is that of another.
-                biases = _biases(queries, tables + o * C, seen & here, RH, C * L, C, SPATIAL)
-                keys = k + _lanes(m * k_head + b * k_image, other, BN)
-                values = v + _lanes(m * v_head + b * v_image, other, BN)
-                of_offset = ()
+    h0 = first_h if SUM else j0
+    t0 = j0 * S + first_h
+    of_outputs = grad + _lanes(m * grad_head + b * grad_image + h0 * (C * N), n, BN)
+    outputs = out + _lanes(m * out_head + b * out_image + h0 * (C * N), n, BN)
+    tables = table + _lanes(m * table_head, n * 0 + h0 * (C * L), BN)
+    poses = pose + _lanes(m * pose_head, n * 0 + h0 * (C * P), BN)
+    if not SUM:
+        of_outputs, outputs = of_outputs + j * (C * N), outputs + j * (C * N)
+        tables, poses = tables + j * (C * L), poses + j * (C * P)
+    of_poses = known + _lanes((image * T + t0) * (P * N), n, BN) + j * (S * P * N)
+    changes = change + _lanes((image * T + t0) * (K * N), n, BN) + j * (S * K * N)
+    pairs = _lanes(((first + image) * T + t0) * N, n, BN) + j * (S * N)
+    grads, logarithms, mean = (), (), ()
+    for r in tl.static_range(RH):
+        grads = grads + (_vector(of_outputs + r * (C * N), C, N),)
+        logarithms = logarithms + (tl.load(sums + pairs + r * N),)
+        mean = mean + (tl.zeros_like(logarithms[r]) if SUM else dot(grads[r], _vector(outputs, C, N)),)
+        if POSE:
+            _know_poses(of_poses + r * (P * N), queries, poses + r * (C * P), C, P, N)
+            for p in range(P):
+                tl.store(changes + (r * K + K - P + p) * N, tl.zeros_like(mean[r]), mask=mine)
+    # Of the sum over the query poses there is an output, of each of them there is none: their means come first.
+    for stage in tl.static_range(0 if SUM else 1, 2):
+        for o in range(L):
+            other, seen = _neighbours(steps, o, n, n0, n1, n2, TORUS, 1)
+            # Without a position a thread adds zero to what is that of another.
+            biases = _biases(queries, tables + o * C, seen & here, RH, C * L, C, SPATIAL)
+            keys = k + _lanes(m * k_head + b * k_image, other, BN)
+            values = v + _lanes(m * v_head + b * v_image, other, BN)
+            of_offset = ()
+            for r in tl.static_range(RH):
+                of_offset = of_offset + (tl.zeros_like(logarithms[r]),)
+            for p in range(P):
+                key = _vector(keys + p * (C * N), C, N)
+                products = dot(queries, key)
+                value = _vector(values + p * (C * N), C, N)
+                of_products = tl.zeros_like(products)
+                mean_, of_offset_ = (), ()
                 for r in tl.static_range(RH):
-                    of_offset = of_offset + (tl.zeros_like(logarithms[r]),)
-                for p in range(P):
-                    key = _vector(keys + p * (C * N), C, N)
-                    products = dot(queries, key)
-                    value = _vector(values + p * (C * N), C, N)
-                    of_products = tl.zeros_like(products)
-                    mean_, of_offset_ = (), ()
-                    for r in tl.static_range(RH):
-                        score = products + biases[r]
-                        if POSE:
-                            score += tl.load(of_poses + r * (P * N) + p * N)
-                        probability = tl.exp2(score - logarithms[r])
-                        of_probability = dot(grads[r], value)
-                        if RATE > 0:
-                            t = t0 + j * S + r
-                            of_probability = _drop(of_probability, seed, n, o * P + p, t, first + image, RATE)
-                        if stage == 0:
-                            mean_ = mean_ + (mean[r] + probability * of_probability,)
-                        else:
-                            of_score = probability * (of_probability - mean[r])
-                            of_products += of_score
-                            of_offset_ = of_offset_ + (of_offset[r] + of_score,)
-                            if POSE:
-                                # No other thread adds to these numbers, and this one does not wait for what it has
-                                # added.
-                                to = changes + (r * K + K - P + p) * N
-                                tl.atomic_add(to, of_score, sem="relaxed")
+                    score = products + biases[r]
+                    if POSE:
+                        score += tl.load(of_poses + r * (P * N) + p * N)
+                    probability = tl.exp2(score - logarithms[r])
+                    of_probability = dot(grads[r], value)
+                    if RATE > 0:
+                        t = t0 + j * S + r
+                        of_probability = _drop(of_probability, seed, n, o * P + p, t, first + image, RATE)
                     if stage == 0:
-                        mean = mean_
+                        mean_ = mean_ + (mean[r] + probability * of_probability,)
                     else:
-                        of_offset = of_offset_
-                        grad_queries = add(grad_queries, of_products, key)
-                if SPATIAL and stage == 1:
-                    for r in tl.static_range(RH):
-                        tl.store(changes + (r * K + o) * N, of_offset[r], mask=mine)
-                        row = _vector(tables + o * C + r * (C * L), C, 1)
-                        grad_queries = add(grad_queries, of_offset[r], row)
-        for r in tl.static_range(RH):
-            tl.store(means + pairs + r * N, mean[r], mask=mine)
-            if POSE:
-                for p in range(P):
-                    of_pose = tl.load(changes + (r * K + K - P + p) * N)
-                    grad_queries = add(grad_queries, of_pose, _vector(poses + r * (C * P) + p * C, C, 1))
+                        of_score = probability * (of_probability - mean[r])
+                        of_products += of_score
+                        of_offset_ = of_offset_ + (of_offset[r] + of_score,)
+                        if POSE:
+                            # No other thread adds to these numbers, and this one does not wait for what it has
+                            # added.
+                            to = changes + (r * K + K - P + p) * N
+                            tl.atomic_add(to, of_score, sem="relaxed")
+                if stage == 0:
+                    mean = mean_
+                else:
+                    of_offset = of_offset_
+                    grad_queries = add(grad_queries, of_products, key)
+            if SPATIAL and stage == 1:
+                for r in tl.static_range(RH):
+                    tl.store(changes + (r * K + o) * N, of_offset[r], mask=mine)
+                    row = _vector(tables + o * C + r * (C * L), C, 1)
+                    grad_queries = add(grad_queries, of_offset[r], row)
+    for r in tl.static_range(RH):
+        tl.store(means + pairs + r * N, mean[r], mask=mine)
+        if POSE:
+            for p in range(P):
+                of_pose = tl.load(changes + (r * K + K - P + p) * N)
+                grad_queries = add(grad_queries, of_pose, _vector(poses + r * (C * P) + p * C, C, 1))
     grad_q += _lanes(m * grad_q_head + b * grad_q_image + j0 * (C * N), n, BN) + j * (C * N)
-    _store(grad_q, grad_queries, _LN2 * SCALE, here, C, N)
+    _add_to(grad_q, grad_queries, _LN2 * SCALE, first_h, here, C, N)
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_MEMORY)

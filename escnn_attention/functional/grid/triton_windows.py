@@ -34,7 +34,7 @@ _POSES = 4
 """How many poses a thread has at most."""
 
 _SHARED_KEYS = 2
-"""How many key poses it has at most where it has tiles of query poses and output poses, too."""
+"""How many key poses in float32 it has at most where it has tiles of query poses and output poses, too."""
 
 _MANY = 2**17
 """Positions of all images from which there are enough for programs of four warps, which share what they read."""
@@ -59,18 +59,21 @@ class Program(NamedTuple):
 def program(name: str, call: Arguments, positions: int) -> Program:
     """The program of a kernel for so many positions of all images."""
     most, warps, together = _POSES, 4 if positions >= _MANY else 1, call.sum_query_poses
-    query_poses, key_poses, keys = call.q.shape[3], call.k.shape[3], _SHARED_KEYS if together else _POSES
+    query_poses, key_poses, size = call.q.shape[3], call.k.shape[3], call.q.element_size()
+    keys = _SHARED_KEYS * 4 // size if together else _POSES
     if interpreted():  # Every program takes as long, however much it does.
         positions, most, keys, warps = power_of_two(positions), 8, 8, 1
     else:
-        positions, most = 32 * warps, min(most, max(1, 4 * _NUMBERS // (call.q.shape[-1] * call.q.element_size())))
+        positions, most = 32 * warps, min(most, max(1, 4 * _NUMBERS // (call.q.shape[-1] * size)))
     # Of poses side by side there is a power of two.
-    queries, keys = math.gcd(query_poses, 1 << (most.bit_length() - 1)), math.gcd(key_poses, keys)
+    power = 1 << (most.bit_length() - 1)
+    queries, keys = math.gcd(query_poses, power), math.gcd(key_poses, keys)
     # What dropout draws takes registers, too.
     outputs = _divisor(call.num_poses, (most + 1) // 2 if call.dropout else most) if together else 1
+    if name == "forward":
+        queries, keys = 1 if together else queries, _divisor(key_poses, _POSES)
     if name == "backward_keys":
-        queries = _divisor(query_poses, most) if together else 1
-        keys = math.gcd(keys, 1 << (most.bit_length() - 1))
+        queries, keys = _divisor(query_poses, most) if together else 1, math.gcd(keys, power)
     return Program(queries, outputs, keys, positions, warps)
 
 
@@ -177,11 +180,16 @@ def _launch(name: str, call: Arguments, rows: slice, tensors: dict[str, Tensor |
     given |= {"steps": window, "seed": call.q if call.seed is None else call.seed}
     names = taken("grid.triton_kernels", name)
     arguments = {n: value for n, value in (given | sizes).items() if n in names}
+    # Where an output pose has all query poses, their gradients have a launch for each stretch of output poses: a loop
+    # over these in the kernel would hold more pointers than registers do.
+    stretches = range(0, call.num_poses if call.sum_query_poses else 1, chosen.outputs)
     with on_device(device):
-        kernel[-(-positions // chosen.positions), programs](
-            **arguments,
-            **constants(name, call, chosen),
-            num_warps=chosen.warps,
-            num_stages=1,
-            enable_fp_fusion=True,  # which is the default of some versions only
-        )
+        for more in [{"first_h": h} for h in stretches] if name == "backward_queries" else [{}]:
+            kernel[-(-positions // chosen.positions), programs](
+                **arguments,
+                **more,
+                **constants(name, call, chosen),
+                num_warps=chosen.warps,
+                num_stages=1,
+                enable_fp_fusion=True,  # which is the default of some versions only
+            )

@@ -29,9 +29,10 @@ from tests.functional.grid.test_triton import interpreted
 def test_programs_of_any_shape(monkeypatch, order, key_poses, channels, query, sizes):
     """Several blocks of positions, that images share and of which the last is not full; tiles of poses."""
     chosen = triton_windows.Program(*sizes, 1)
-    # Query poses of which each has its own output pose are looked at one by one.
-    of_keys = chosen if query == "all" else chosen._replace(queries=1)
-    monkeypatch.setattr(triton_windows, "program", lambda name, *_: of_keys if name == "backward_keys" else chosen)
+    # Query poses of which each has its own output pose are looked at one by one, and so are others in the forward pass.
+    one_by_one = {"own": "backward_keys", "all": "forward"}[query]
+    single = chosen._replace(queries=1)
+    monkeypatch.setattr(triton_windows, "program", lambda name, *_: single if name == one_by_one else chosen)
     call = case(order, key_poses, order, (5,), Window(3), {"spatial", "pose"}, heads=1, channels=channels)
     arguments = (*call, query)
     assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
