@@ -65,7 +65,7 @@ def of_one_precision(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     :class:`_Matmul` alone.
     """
     device = a.device.type
-    lower = torch.is_autocast_enabled(device) and a.dtype != torch.float64
+    lower = device != "meta" and torch.is_autocast_enabled(device) and a.dtype != torch.float64
     dtype = torch.get_autocast_dtype(device) if lower else a.dtype
     return (a, b) if a.dtype == dtype == b.dtype else (a.to(dtype), b.to(dtype))
 

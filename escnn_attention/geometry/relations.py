@@ -205,8 +205,8 @@ class LogMotion(Relation):
         dim = inverse.shape[-1]
         relative = np.einsum("hij,pkj->hpik", inverse, inverse)  # h⁻¹ĥ
         omega = np.vectorize(_rotation_vector, signature="(i,j)->(k)")(relative)
-        columns = torch.as_tensor(inverse.swapaxes(1, 2))[:, None]
-        rotated = inverse_of_v(torch.as_tensor(omega)[:, :, None], columns).numpy()  # H, P, columns, d
+        columns = torch.as_tensor(inverse.swapaxes(1, 2), device="cpu")[:, None]
+        rotated = inverse_of_v(torch.as_tensor(omega, device="cpu")[:, :, None], columns).numpy()  # H, P, columns, d
         linear = np.zeros((*omega.shape[:2], self.size(dim), dim))
         linear[:, :, :dim] = -rotated.swapaxes(2, 3)
         constant = np.concatenate([np.zeros((*omega.shape[:2], dim)), -omega], axis=-1)

@@ -117,5 +117,5 @@ class CloudNetwork(PretrainedMixin, PointNetwork):
 
         It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None, edge_attr=None)`` to the output.
         """
-        make = partial(PointNetwork, self.positions, None if self.signs is None else self.signs.clone())
+        make = partial(PointNetwork, self.positions, self.signs)
         return exported_parts(self, make, leave_out=("lift",))

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, IdentityModule
-from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int, check_option, check_sequence
 from escnn_attention.encodings import Encoding
@@ -144,7 +144,7 @@ class PointTransformer(CloudNetwork):
         check_int("num_blocks", num_blocks)
         super().__init__(gspace, field_type_of("in_type", in_type, gspace))
         self.pool: Pool | None = pool
-        self.signs = _signs(self.in_type, even_in)
+        self.register_exact("signs", _signs(self.in_type, even_in))
         chosen = as_samples(samples)
         group = fibers(gspace, chosen)
         hidden = _hidden_type(self.in_type, fields, chosen)
@@ -181,16 +181,15 @@ class PointTransformer(CloudNetwork):
         self.head = EquivariantHead(to_poses, _from_poses(width, self.out_type, group), pool, tensors)
 
 
-def _signs(in_type: FieldType, fields: Sequence[int]) -> Tensor | None:
+def _signs(in_type: FieldType, fields: Sequence[int]) -> np.ndarray | None:
     """−1 for the channels of some fields, and 1 for the others; None if there are none."""
     check_sequence("even_in", fields, "numbers of fields")
-    of_fields = torch.ones(len(in_type))
+    of_fields = np.ones(len(in_type))
     for field in fields:
         if check_int("even_in", field, least=0) >= len(in_type):
             raise ValueError(f"even_in: got {field}, needed numbers of the {len(in_type)} fields of in_type, from 0")
         of_fields[field] = -1
-    sizes = torch.tensor([field.size for field in in_type.representations])
-    return of_fields.repeat_interleave(sizes) if len(fields) else None
+    return of_fields.repeat([field.size for field in in_type.representations]) if len(fields) else None
 
 
 class _PointwiseLinear(PlainModule):

@@ -11,13 +11,12 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention._checks import check_grid
-from escnn_attention.exporting.mode import refuse_scripting
-from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.responses import attentive
 from escnn_attention.functional.responses.convolution import convolve
+from escnn_attention.plain.buffers import ExactBuffers
 
 
-class PoseKernel(Versioned):
+class PoseKernel(ExactBuffers):
     """A kernel ``(out fields, out poses, in fields, in poses, *kernel)``, of one number for each orbit.
 
     Args:
@@ -27,14 +26,12 @@ class PoseKernel(Versioned):
         gain: the expected sum of squares of all entries that make one output channel, at initialisation.
     """
 
-    __prepare_scriptable__ = refuse_scripting
-
     orbits: Tensor
     basis: Tensor | None
 
     def __init__(self, out_fields: int, in_fields: int, orbits: np.ndarray, basis: np.ndarray | None, gain: float):
         super().__init__()
-        self.register_buffer("orbits", torch.as_tensor(orbits), persistent=False)
+        self.register_exact("orbits", orbits)
         # In the state, as escnn has it: weights mean nothing without the basis that they were learned in.
         self.register_buffer("basis", None if basis is None else torch.as_tensor(basis).to(torch.get_default_dtype()))
         size = int(orbits.max()) + 1 if basis is None else len(basis)

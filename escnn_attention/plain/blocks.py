@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention.geometry.points import Cloud, where_present
+from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.point_attention import PointModule
 
 
@@ -28,7 +29,7 @@ class Parts(torch.nn.Module):
         def __getattr__(self, name: str) -> Any: ...
 
 
-class LayerScale(torch.nn.Module):
+class LayerScale(ExactBuffers):
     """Multiplies ``(B, size, *space)`` by a learned gain, one of each ``field``, the number of that of each channel."""
 
     field: Tensor
@@ -36,7 +37,7 @@ class LayerScale(torch.nn.Module):
     def __init__(self, field: np.ndarray, initial: float):
         super().__init__()
         self.initial = initial
-        self.register_buffer("field", torch.as_tensor(field), persistent=False)
+        self.register_exact("field", field)
         self.gain = Parameter(torch.full((int(field.max()) + 1,), float(initial)))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ class ExactBuffers(Versioned):
 
     An ordinary buffer that was made in float32 stays rounded to float32 after ``module.double()``, and with it every
     sine and cosine of the group: equivariance then holds to 1e-7 and not to 1e-15. The constants follow from the
-    group and are not part of the ``state_dict``.
+    group and are not part of the ``state_dict``: a module that was made on the meta device has them after
+    ``module.to_empty(device=...)``.
     """
 
     __prepare_scriptable__ = refuse_scripting
@@ -30,16 +31,18 @@ class ExactBuffers(Versioned):
         self._exact: dict[str, Tensor] = {}
 
     def register_exact(self, name: str, value: np.ndarray | Tensor | None) -> None:
-        """Register the float64 ``value`` as the constant ``self.name``, which is None where there is none."""
+        """Register ``value`` as the constant ``self.name``, which is None where there is none; integers stay such."""
         if value is None:
             self.register_buffer(name, None, persistent=False)
             return
         # A copy with data, also where tensors are made on the meta device: what happens to the buffer, or to the value,
         # does not reach it. Contiguous, as torch.export.save warns of others.
-        given = torch.as_tensor(value, dtype=torch.float64, device="cpu")
-        self._exact[name] = given.clone(memory_format=torch.contiguous_format)
-        rounded = torch.empty_like(self._exact[name], dtype=torch.get_default_dtype(), device=torch.empty(0).device)
-        self.register_buffer(name, rounded.copy_(self._exact[name]), persistent=False)
+        given = torch.as_tensor(value, device="cpu")
+        exact = given.double() if given.is_floating_point() else given
+        self._exact[name] = exact = exact.clone(memory_format=torch.contiguous_format)
+        dtype = torch.get_default_dtype() if given.is_floating_point() else given.dtype
+        rounded = torch.empty_like(exact, dtype=dtype, device=torch.empty(0).device)
+        self.register_buffer(name, rounded.copy_(exact), persistent=False)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ExactBuffers:
         super()._apply(fn, recurse)

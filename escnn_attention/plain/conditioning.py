@@ -27,7 +27,7 @@ class Modulation(ExactBuffers):
         self.offset = offset
         self.fields = int(field.max()) + 1
         shifts = 0 if invariants is None else invariants.shape[1]
-        self.register_buffer("field", torch.as_tensor(field), persistent=False)
+        self.register_exact("field", field)
         self.register_exact("invariants", invariants if shifts else None)
         self.linear = torch.nn.Linear(condition, self.fields + shifts)
         torch.nn.init.zeros_(self.linear.weight)

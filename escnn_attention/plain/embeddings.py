@@ -49,11 +49,11 @@ class InvariantTable(ExactBuffers):
         super().__init__()
         self.shape, self.channels, self.copies = shape, channels, copies
         self.frames = Frames(segments)
-        self.register_buffer("places", torch.as_tensor(places), persistent=False)
+        self.register_exact("places", places)
         self.register_exact("stays", (places == places[:, :1]).sum(1).astype(float))
         self.weights = torch.nn.ParameterList()
         for i, (orbits, basis) in enumerate(bases):
-            self.register_buffer(f"orbits_{i}", torch.as_tensor(orbits), persistent=False)
+            self.register_exact(f"orbits_{i}", orbits)
             self.register_exact(f"basis_{i}", basis)
             numbers = channels if basis is None else basis.shape[1]
             self.weights.append(Parameter(std * torch.randn(copies, len(orbits), numbers)))
@@ -120,8 +120,7 @@ class _Patches(ExactBuffers):
         self.further = torch.nn.ModuleList(tables[1:])
         self.size = self.table.shape[0]
         self.components = [c.shape[1] for c in columns]
-        order = np.argsort(np.concatenate([c.flatten() for c in columns]))
-        self.register_buffer("order", torch.as_tensor(order), persistent=False)
+        self.register_exact("order", np.argsort(np.concatenate([c.flatten() for c in columns])))
         self.register_exact("invariants", invariants)
         self.bias = Parameter(torch.zeros(invariants.shape[1])) if invariants.shape[1] else None
 

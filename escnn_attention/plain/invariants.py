@@ -126,14 +126,13 @@ class PowerSpectrum(ExactBuffers):
         self.trivial: list[list[bool]] = []
         places = []
         for i, (columns, matrix, irreps, trivial, place) in enumerate(parts):
-            self.register_buffer(f"columns_{i}", torch.as_tensor(columns), persistent=False)
+            self.register_exact(f"columns_{i}", columns)
             self.register_exact(f"matrix_{i}", matrix)
             self.trivial.append(trivial.tolist())
             for number in range(len(trivial)):
-                coordinates = torch.as_tensor((irreps == number).nonzero()[0])
-                self.register_buffer(f"coordinates_{i}_{number}", coordinates, persistent=False)
+                self.register_exact(f"coordinates_{i}_{number}", (irreps == number).nonzero()[0])
             places.append(place.ravel())
-        self.register_buffer("order", torch.as_tensor(np.concatenate(places).argsort()), persistent=False)
+        self.register_exact("order", np.concatenate(places).argsort())
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.movedim(1, -1)

@@ -101,8 +101,7 @@ class Irreps(ExactBuffers):
             self.register_exact(
                 f"weights_{i}", np.concatenate([irrep.weights.reshape(-1, size) for irrep in of_segment])
             )
-            columns = torch.as_tensor(segments[i].columns)
-            self.register_buffer(f"columns_{i}", columns, persistent=False)
+            self.register_exact(f"columns_{i}", segments[i].columns)
         columns = np.concatenate([segment.columns.T.ravel() for segment in segments])
         # The fields of one representation, side by side, are an axis of the channels.
         one = len(segments) == 1
@@ -116,7 +115,7 @@ class Irreps(ExactBuffers):
         tables = {"order": None if one else order, "back": None if one else order.argsort()}
         tables["places"] = None if self._ordered else columns.argsort()
         for name, table in tables.items():
-            self.register_buffer(name, None if table is None else torch.as_tensor(table), persistent=False)
+            self.register_exact(name, table)
         self.register_exact("invariants", None)
         if invariants is not None:
             trivial = np.zeros(

@@ -66,17 +66,17 @@ class LayerNorm(ExactBuffers):
         self.centred = bool((mean == 1).all())
         sizes = np.bincount(field)
         self.equal_sizes = np.array_equal(field, np.repeat(np.arange(len(sizes)), sizes[0]))
-        self.register_buffer("field", torch.as_tensor(field), persistent=False)
+        self.register_exact("field", field)
         self.register_exact("mean", mean)
         self.register_exact("invariants", invariants)
         if group is None:
             self.group = self.sizes = None
         else:
             # In front of buffers that are None, behind which torch.export misses others.
-            self.register_buffer("group", torch.as_tensor(group), persistent=False)
+            self.register_exact("group", group)
             # How many channels of each group have a mean, and how many it has.
             self.register_exact("sizes", np.stack([np.bincount(group, mean), np.bincount(group)]))
-        self.register_buffer("alike", None if alike is None else torch.as_tensor(alike), persistent=False)
+        self.register_exact("alike", alike)
         self.register_exact("counts", None if alike is None else np.bincount(alike).astype(float))
         self.weight = Parameter(torch.ones(int(field.max()) + 1)) if affine else None
         shifts = affine and kind != "rms" and invariants.shape[1]
@@ -200,7 +200,7 @@ class BatchNorm(ExactBuffers):
         self.eps = eps
         self.momentum = momentum
         fields = int(field.max()) + 1
-        self.register_buffer("field", torch.as_tensor(field), persistent=False)
+        self.register_exact("field", field)
         self.register_exact("mean", mean)
         self.register_exact("invariants", invariants)
         self.register_exact("sizes", np.bincount(field).astype(float))

@@ -174,7 +174,7 @@ class PointAttention(PointModule, HeadModule):
             order = np.concatenate([half, opposite[half]]).argsort()
             order = None if (order == np.arange(len(order))).all() else order
         for name, index in (("opposite", opposite), ("first_half", half), ("order", order)):
-            self.register_buffer(name, None if index is None else torch.as_tensor(index), persistent=False)
+            self.register_exact(name, index)
         linear, constant = None, None
         if isinstance(relation, LogMotion):
             # Registers have no motion: they are where the key is, and rotated like the query.

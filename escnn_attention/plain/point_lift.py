@@ -35,7 +35,7 @@ class Frames(ExactBuffers):
         super().__init__()
         self.number = len(columns)
         for i, (of_fields, matrices) in enumerate(zip(columns, generators, strict=True)):
-            self.register_buffer(f"columns_{i}", torch.as_tensor(of_fields), persistent=False)
+            self.register_exact(f"columns_{i}", of_fields)
             self.register_exact(f"generators_{i}", matrices)
 
     def forward(self, x: Tensor, rotations: Tensor, inverse: bool = False) -> Tensor:

@@ -177,7 +177,7 @@ class LiftedHead(torch.nn.Module):
         return y if self.readout == "points" else self.perceptron(y)
 
 
-class PointNetwork(Parts):
+class PointNetwork(Parts, ExactBuffers):
     """A network on clouds: ``blocks`` between an ``embedding`` and a ``head``.
 
     Attributes:
@@ -191,10 +191,10 @@ class PointNetwork(Parts):
 
     optional = ("norm", "waves")
 
-    def __init__(self, positions: float | None = None, signs: Tensor | None = None, **parts: Any):
+    def __init__(self, positions: float | None = None, signs: np.ndarray | Tensor | None = None, **parts: Any):
         super().__init__(**parts)
         self.positions = positions
-        self.register_buffer("signs", signs, persistent=False)
+        self.register_exact("signs", signs)
 
     def forward(
         self,

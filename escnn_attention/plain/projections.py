@@ -132,9 +132,8 @@ class Frames(ExactBuffers):
         multiplied = [s for s in segments if s.permutation is None]
         # All permutations are one gather, along one axis: its gradient is fast.
         index = np.concatenate([i.reshape(len(i), -1) for i in gathered], axis=1) if gathered else None
-        self.register_buffer("index", None if index is None else torch.as_tensor(index), persistent=False)
-        back = None if index is None else torch.as_tensor(index.argsort(1))
-        self.register_buffer("back", back, persistent=False)
+        self.register_exact("index", index)
+        self.register_exact("back", None if index is None else index.argsort(1))
         self._stretches: list[slice | None] = []
         self._shapes = [(len(s.columns), s.matrices.shape[1]) for s in multiplied]
         # Weights of fewer numbers than channels lie side by side by segments.
@@ -149,12 +148,12 @@ class Frames(ExactBuffers):
             first = start if fewer else int(columns[0])
             self._stretches.append(slice(first, first + number) if together else None)
             start += number
-            self.register_buffer(f"columns_{i}", torch.as_tensor(segment.columns), persistent=False)
+            self.register_exact(f"columns_{i}", segment.columns)
             self.register_exact(f"matrices_{i}", segment.matrices)
         made = [s for s in segments if s.permutation is not None] + multiplied
         order = np.concatenate([s.columns.ravel() for s in made]).argsort()
         in_order = bool((order == np.arange(len(order))).all())
-        self.register_buffer("order", None if in_order else torch.as_tensor(order), persistent=False)
+        self.register_exact("order", None if in_order else order)
 
     def forward(self, weight: Tensor, groups: int) -> Tensor:
         return in_groups(self._in_frames(weight), groups)
@@ -471,8 +470,7 @@ class ScoredHeads(ExactBuffers):
         """Make the tables constants of the module, by their names."""
         # As frequencies of encodings are multiplied with it.
         self.register_exact("action_columns", tables.inverse_action.transpose(2, 0, 1))
-        quotient = None if tables.quotient is None else torch.as_tensor(tables.quotient)
-        self.register_buffer("quotient", quotient, persistent=False)
+        self.register_exact("quotient", tables.quotient)
         self.register_exact("relative", tables.relative)
         self.register_exact("log_measure", tables.log_measure)
         self.register_exact("stabilizer", tables.stabilizer)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._checks import check_grid
+from escnn_attention.plain.buffers import ExactBuffers
 
 PoolKind = Literal["max", "avg"]
 
@@ -57,7 +59,7 @@ class HalvingPool(torch.nn.Module):
         return f"kind={self.kind!r}, dimensions={self.dimensions}"
 
 
-class AntialiasedPool(torch.nn.Module):
+class AntialiasedPool(ExactBuffers):
     """Blurs, and takes every second position: the same of both directions along an axis, whatever its length.
 
     With ``kind="max"`` the maximum over three positions comes before the blur. A torus has axes of even length.
@@ -72,8 +74,8 @@ class AntialiasedPool(torch.nn.Module):
         self.dimensions = dimensions
         self.circular = circular
         # Centred between two positions and on one of them.
-        self.register_buffer("even", torch.tensor([1.0, 3.0, 3.0, 1.0]), persistent=False)
-        self.register_buffer("odd", torch.tensor([1.0, 4.0, 6.0, 4.0, 1.0]), persistent=False)
+        self.register_exact("even", np.array([1.0, 3.0, 3.0, 1.0]))
+        self.register_exact("odd", np.array([1.0, 4.0, 6.0, 4.0, 1.0]))
 
     def forward(self, x: Tensor) -> Tensor:
         check_grid(x.shape[2:])

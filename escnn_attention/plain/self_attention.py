@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,6 +24,7 @@ from escnn_attention.geometry.grid import Grid, kept_grid
 from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.random_transformation import LieElement, RandomTransformation
+from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import (
     AttentionMode,
     FromPoses,
@@ -99,14 +101,14 @@ class Resampling:
         return queries, Grid(keys.shape, Window(), spacing=self.scale_factor, **like)
 
 
-class FieldConvolution(torch.nn.Module):
+class FieldConvolution(ExactBuffers):
     """Convolutions of some channels each, ``(B, in, *space)``, whose outputs ``(B, out, *space)`` follow each other."""
 
     def __init__(self, parts: Sequence[torch.nn.Module], channels: Sequence[Sequence[int]]):
         super().__init__()
         self.parts = torch.nn.ModuleList(parts)
         for i, some in enumerate(channels if len(parts) > 1 else ()):
-            self.register_buffer(f"channels_{i}", torch.tensor(some), persistent=False)
+            self.register_exact(f"channels_{i}", np.array(some))
 
     def forward(self, x: Tensor) -> Tensor:
         if len(self.parts) == 1:

@@ -51,7 +51,7 @@ class LocalFrames(ExactBuffers):
         for part in generators:
             if not (part.about_y.any() or part.about_z.any()):
                 continue  # Scalars look the same from everywhere.
-            self.register_buffer(f"columns_{self._number}", torch.as_tensor(part.columns), persistent=False)
+            self.register_exact(f"columns_{self._number}", part.columns)
             for axis, generator in (("z", part.about_z), ("y", part.about_y)):
                 self.register_exact(f"{axis}_{self._number}", generator)
                 self.register_exact(f"{axis}_waves_{self._number}", _waves_of(generator))

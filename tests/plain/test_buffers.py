@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from escnn.nn.modules.conv.rd_convolution import _RdConv
 
 from escnn_attention.plain.buffers import Derived, ExactBuffers
+from tests.layers import CASES
 
 
 def values():
@@ -40,6 +42,31 @@ def test_an_ordinary_buffer_would_not_keep_them():
     module = torch.nn.Module()
     module.register_buffer("values", torch.tensor(values(), dtype=torch.float32))
     assert not torch.equal(module.double().values, torch.tensor(values()))
+
+
+def test_integers_keep_their_type():
+    module = ExactBuffers()
+    module.register_exact("index", np.array([2, 0, 1]))
+    assert torch.equal(module.double().index, torch.tensor([2, 0, 1]))
+
+
+def of_escnn(module):
+    """Whether a part of it cannot be made on the meta device: escnn's convolutions, and random transformations."""
+    return any(isinstance(m, _RdConv) or getattr(m, "transformation", None) is not None for m in module.modules())
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"attention_from_convolution"}))
+def test_made_on_the_meta_device(name):
+    case = CASES[name]
+    expected = case.drawn().eval()
+    if of_escnn(expected):
+        pytest.skip("escnn makes its filters from numbers")
+    with torch.device("meta"):
+        module = case.make()
+    module.to_empty(device="cpu").double().eval().load_state_dict(expected.state_dict())
+    inputs = case.inputs(expected)
+    torch.testing.assert_close(case.output(module, *inputs), case.output(expected, *inputs), rtol=1e-12, atol=1e-12)
 
 
 def test_shorthands():
