@@ -232,10 +232,6 @@ def _prepared(call: Arguments) -> LoopArguments:
     )
 
 
-def _sees_everything(call: Arguments) -> bool:
-    return not call.kernel_size and call.spatial is None and not is_causal(call.window)
-
-
 class _Order(NamedTuple):
     """The axes of vectors (heads, images, positions, poses, channels) in the order in which they lie in memory."""
 
