@@ -45,11 +45,14 @@ class ExactBuffers(Versioned):
         self.register_buffer(name, rounded.copy_(exact), persistent=False)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ExactBuffers:
+        before = {name: self._buffers[name] for name in self._exact}
         super()._apply(fn, recurse)
         for name, exact in self._exact.items():
-            rounded = self._buffers[name]
+            rounded, was = self._buffers[name], before[name]
             assert rounded is not None
-            self._buffers[name] = exact.to(device=rounded.device, dtype=rounded.dtype, copy=True)
+            assert was is not None
+            if exact.is_floating_point() or was.is_meta:
+                self._buffers[name] = exact.to(device=rounded.device, dtype=rounded.dtype, copy=True)
         return self
 
 
