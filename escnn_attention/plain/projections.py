@@ -347,7 +347,7 @@ class FromPoses(ExactBuffers):
             across = self.groups > 1 and y.stride(-1) != 1
             side_by_side = across and y.dim() == 5 and y.stride(2) == 1
             if side_by_side and y.shape[1] > 1 and y.stride(1) == y.shape[2]:  # As one image, that needs no copy.
-                whole: Tensor = self(y.flatten(1, 2).unsqueeze(1))
+                whole = self.forward(y.flatten(1, 2).unsqueeze(1))
                 return whole.unflatten(1, y.shape[1:3]).squeeze(0)
             number = y.shape[2] if side_by_side else math.prod(y.shape[1:-2])
             if self.irreps.pays(y, self.weight, number, across and not side_by_side):

@@ -399,3 +399,16 @@ def test_attention_by_content_sees_all_weights():
             after = plain(x)
             assert not torch.allclose(before, after)
             before = after
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (16, 16)])
+def test_hooks_of_its_parts_see_one_call(shape):
+    space = gspaces.flipRot2dOnR2(4)
+    fields = FieldType(space, 24 * [space.regular_repr])
+    layer = GroupSelfAttention(fields, fields, 8, head_fields=3, kernel_size=None, keys="own", encoding="none")
+    calls = []
+    for name, part in layer.named_modules():
+        part.register_forward_hook(lambda *_, name=name: calls.append(name))
+    layer(fields(torch.randn(4, fields.size, *shape)))
+    assert "plain.project_out" in calls
+    assert len(calls) == len(set(calls))
