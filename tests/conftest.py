@@ -184,7 +184,9 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before and after pytest picks by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Draw from the sweeps, leave out what needs a C++ compiler where there is none, and draw of what is left."""
-    mark_undrawn(items, config.option.hypothesis_seed, draw=config.option.markexpr != "exhaustive")
+    named = (Path(config.invocation_params.dir, argument.split("::")[0]) for argument in config.args)
+    draw, whole = config.option.markexpr != "exhaustive", any(path.is_file() for path in named)
+    mark_undrawn(items, config.option.hypothesis_seed, draw=draw, whole=whole)
     import torch
 
     from escnn_attention.functional.grid.native import why_not_built

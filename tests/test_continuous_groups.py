@@ -345,6 +345,7 @@ def test_turned_samples(make, number):
         assert (other - expected).norm() > 1e-6 * expected.norm()
 
 
+@pytest.mark.slow
 def test_turned_samples_are_equivariant_in_expectation():
     gspace = gspaces.rot2dOnR2(-1)
     field_type = FieldType(gspace, [gspace.irrep(1), gspace.trivial_repr, gspace.irrep(2)])
@@ -497,6 +498,7 @@ def is_on_grid(gspace, h):
     return np.allclose(matrix, matrix.round(), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_report_says_what_is_exact():
     gspace = gspaces.rot2dOnR2(-1)
     field_type = FieldType(gspace, [gspace.irrep(1), gspace.trivial_repr])

@@ -57,6 +57,7 @@ def test_the_same_on_a_gpu(name, dtype, tolerance):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 def test_the_same_on_the_way_of_a_gpu(name, monkeypatch):
     """By what "auto" chooses on CUDA, and by kernels that Triton interprets."""
     case = CASES[name]

@@ -248,6 +248,7 @@ def served(case: Case) -> Iterator[str]:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [name for name in CASES if "Attention" in name or "Transformer" in name])
+@pytest.mark.slow
 def test_transforms_go_through_all_that_serves(name, draw):
     """Each by one of them."""
     transforms = itertools.cycle(draw.sample(TRANSFORMS, 3))

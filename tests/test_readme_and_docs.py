@@ -139,6 +139,7 @@ def notebook_cells(path: Path) -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 def test_escnn_is_imported_second():
     """Before it the package, without which escnn cannot be imported where lie_learn cannot."""
     pages = {name: "\n".join(code for code, *_ in programs(ROOT / name)) for name in NAMES}

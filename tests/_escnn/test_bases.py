@@ -46,6 +46,7 @@ def error_of(network):
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("kernel_size", [1, 3, 5])
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.slow
 def test_exact_in_float64(space, kernel_size, training):
     made = convolution_on(SPACES[space](), kernel_size).train(training)
     single = made(x := made.in_type(torch.randn(1, made.in_type.size, *made.d * [5]))).tensor

@@ -145,6 +145,7 @@ def networks():
 
 
 @copies
+@pytest.mark.slow
 def test_networks_are_copied_and_interoperate(copied, networks):
     with torch.no_grad():
         for network, tensor in networks:

@@ -45,6 +45,7 @@ def test_every_parameter_matters(content, location, combine, options):
         assert parameter.grad.any(), name
 
 
+@pytest.mark.slow
 def test_scores_vary_by_about_one_at_first():
     torch.manual_seed(1)
     for options in possible():

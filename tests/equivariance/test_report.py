@@ -119,6 +119,7 @@ def test_strides_are_found_with_the_sizes_at_which_they_are_exact(strided):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("stride", [2, 3])
 @pytest.mark.parametrize("size", range(5, 11))
+@pytest.mark.slow
 def test_the_sizes_that_are_named_are_those_at_which_the_network_is_exact(stride, size):
     space = gspaces.rot2dOnR2(4)
     vectors = nn.FieldType(space, [space.irrep(1)])
@@ -199,6 +200,7 @@ def test_a_continuous_group():
     assert equivariance_report(broken, (1, 2, 7, 7)).inexact_layers == ("0 (Pointwise)",)
 
 
+@pytest.mark.slow
 def test_a_continuous_group_in_space():
     """All turns of the cube map the grid onto itself; the others of the icosahedron are interpolated."""
     gspace = gspaces.rot3dOnR3()

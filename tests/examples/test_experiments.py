@@ -82,6 +82,7 @@ def test_changes_reach_the_configuration(run):
     assert run.name == "rotmnist_a_cnn_3x3"
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_once(run, trained, three, monkeypatch):
     requested = yaml.safe_load((trained / f"{run.name}-1" / "requested.yaml").read_text(encoding="utf-8"))
     assert requested["seed_everything"] == 1

@@ -161,6 +161,7 @@ def test_figure_3_has_a_curve_for_every_run(tmp_path, monkeypatch):
     assert [list(line.get_ydata()) for line in lines] == [[50.0]] * len(runs)
 
 
+@pytest.mark.slow
 def test_steerability(monkeypatch):
     """Exact at quarter turns; elsewhere an encoding that is evaluated is closer than a kernel that is interpolated."""
     monkeypatch.setattr(figures, "_ANGLES", 24)

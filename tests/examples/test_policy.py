@@ -38,6 +38,7 @@ def trained():
     return network.eval(), before
 
 
+@pytest.mark.slow
 def test_it_is_exact_before_and_after_training(trained, monkeypatch):
     network, before = trained
     assert before < 1e-12

@@ -35,6 +35,7 @@ def _call(*arguments):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", [tables.rotmnist, functools.partial(tables.rotmnist, full_train=True), tables.short])
+@pytest.mark.slow
 def test_the_hybrid_and_its_twin_differ_in_their_attention_only(make):
     steerable, hybrid, *_ = make()
     assert parameters(hybrid) == pytest.approx(parameters(steerable), rel=0.05)
@@ -93,6 +94,7 @@ def test_the_figure_shows_means_and_errors(tmp_path, monkeypatch):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ablations.VARIANTS)
+@pytest.mark.slow
 def test_every_variant_is_another_training(name):
     settings = Settings(group="c4", parameters=900, epochs=5)
     variants, seen = ablations.VARIANTS[name], set()

@@ -92,6 +92,7 @@ def test_nothing_is_exported_by_itself():
     assert seen == [True]
 
 
+@pytest.mark.slow
 def test_what_is_compiled_is_not_exported():
     class Told(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -307,6 +308,7 @@ def test_programs_of_points_have_gradients():
         assert_same(of_program, of_layer, 1e-10)
 
 
+@pytest.mark.slow
 def test_without_loops_there_are_no_programs_of_points(monkeypatch):
     monkeypatch.setattr(loops, "_OLDEST", "99.0")
     plain, inputs, named = on_points(CASES["PointSelfAttention"])

@@ -60,6 +60,7 @@ MODULES = {
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODULES)
+@pytest.mark.slow
 def test_modules_that_escnn_has_no_export_of(name):
     module = MODULES[name]()
     net = en.SequentialModule(ea.PoseLinear(REGULAR, module.in_type), module).double().eval()

@@ -124,6 +124,7 @@ def check_operator(layer, arguments, run_here, monkeypatch) -> None:
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_operators_do_what_they_say(options, dtype, run_here, monkeypatch):
     fields = FieldType(C4, 2 * [C4.regular_repr])
     layer = GroupSelfAttention(fields, fields, num_heads=2, backend="native", **options).to(dtype).eval()
@@ -144,6 +145,7 @@ def test_operators_do_what_they_say(options, dtype, run_here, monkeypatch):
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_operators_between_points_do_what_they_say(options, dtype, run_here, monkeypatch):
     fields = FieldType(C4, 2 * [C4.regular_repr])
     layer = PointSelfAttention(fields, fields, num_heads=2, backend="native", **options).to(dtype).eval()

@@ -217,6 +217,7 @@ def test_the_schema_follows_from_the_fields():
 
 
 @pytest.mark.parametrize("factor", [False, True])
+@pytest.mark.slow
 def test_gradients_of_any_order(factor):
     call = a_scale(factor=factor)
     leaves = [t for t in call[:2] if t is not None]

@@ -309,6 +309,7 @@ def test_images_of_few_positions_are_rows(positions):
 
 @GROUPS
 @pytest.mark.usefixtures("gradients")
+@pytest.mark.slow
 def test_derivatives_of_both_orders_with_columns(groups):
     weight, seen, x = drawn(6, 5), columns(groups), drawn(2, 5)
     bias, shift = drawn(1, 1, 2) if groups > 1 else drawn(1, 6, 1), drawn(5)

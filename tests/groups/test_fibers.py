@@ -235,6 +235,7 @@ quotients = pytest.mark.parametrize(("make", "subgroup"), QUOTIENTS.values(), id
 
 
 @quotients
+@pytest.mark.slow
 def test_cosets_agree_with_escnn(make, subgroup):
     """The cosets hK of a subgroup, how elements move them, and which pairs of them a function can tell apart."""
     space, tables = make(), fibers(make(), subgroup=subgroup)

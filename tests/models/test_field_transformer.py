@@ -116,6 +116,7 @@ def decoder(name, **options):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.slow
 def test_with_a_memory_it_is_equivariant(name):
     network, x, others = decoder(name)
     report = equivariance_report(network, x.shape, arguments=others)

@@ -76,6 +76,7 @@ def test_the_layers_are_joined_as_documented():
 
 
 @pytest.mark.parametrize("antialiased", [True, False])
+@pytest.mark.slow
 def test_on_a_torus_it_commutes_with_rolls_and_turns(antialiased):
     options = {"convolutions": 0, "attention": (1, 1), "kernel_size": 3, "antialiased": antialiased}
     network = network_on(gspaces.rot2dOnR2(4), padding_mode="circular", **options)
@@ -103,6 +104,7 @@ def test_on_a_torus_it_commutes_with_rolls_and_turns(antialiased):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("space", ["D4", "mirror"])
 @pytest.mark.parametrize("convolutions", [0, 1])
+@pytest.mark.slow
 def test_levels_of_patches(space, convolutions):
     space = SPACES[space]()
     options = {"convolutions": convolutions, "attention": (1, 1)}

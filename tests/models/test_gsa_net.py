@@ -38,6 +38,7 @@ def tiny(gspace, **options):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.slow
 def test_parameters_and_how_they_differ_from_the_published(name):
     """What is not there has no effect on the scores, or made step functions of the encoders."""
     for group, published in PUBLISHED[name].items():
@@ -60,6 +61,7 @@ def test_parameters_and_how_they_differ_from_the_published(name):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.slow
 def test_only_the_pose_embedding_depends_on_the_group(name):
     counts = {}
     for group in ("Z2M", "R4", "R8", "R16", "R8M"):

@@ -124,6 +124,7 @@ def test_a_potential_without_symmetry_is_found_out():
     assert (network.forces(q @ turn.T, features, BATCH) - force @ turn.T).norm() > 1e-4 * force.norm()
 
 
+@pytest.mark.slow
 def test_forces_are_the_gradient_and_have_one():
     """Against differences of the energy; and the gradient of a loss of the trajectory against differences of it."""
     network = attentive()
@@ -150,6 +151,7 @@ def test_forces_are_the_gradient_and_have_one():
     torch.testing.assert_close(gradient, (more - less) / (2 * eps), rtol=1e-4, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_gradients_in_small_pieces_are_the_same():
     """Attention that is computed again in the backward pass has second derivatives, too."""
     gradients = []

@@ -46,6 +46,7 @@ def test_stages_are_as_asked_for():
     assert {b.norm for b in blocks} == {"gsa"}
 
 
+@pytest.mark.slow
 def test_blocks_see_their_own_pose_by_default():
     def attention(**options):
         network = HybridNet(gspaces.rot2dOnR2(4), 1, 5, **{**SMALL, **options})

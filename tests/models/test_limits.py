@@ -70,6 +70,7 @@ def load_hostile(folder: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="limits of memory")
+@pytest.mark.slow
 def test_hostile_sizes_take_neither_memory_nor_time(fork, tmp_path):
     process = fork(load_hostile, tmp_path)
     process.join(timeout=200)

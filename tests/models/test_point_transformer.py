@@ -60,6 +60,7 @@ def agree(a: torch.Tensor, b: torch.Tensor) -> None:
     positions=st.booleans(),
     seed=st.integers(0, 1000),
 )
+@pytest.mark.slow
 def test_equivariance(name, scalar, out, pool, poses, readout, attention, positions, seed):
     """Turned, moved and permuted clouds; for groups, heads and options drawn at random."""
     torch.manual_seed(seed)

@@ -92,6 +92,7 @@ def test_every_name_is_tried():
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.slow
 def test_names_make_networks_that_are_saved(name, tmp_path):
     network = models.create(name, **SMALL[name])
     network.save_pretrained(tmp_path)
@@ -156,6 +157,7 @@ def test_pretrained_is_true_or_false(call):
         call("yes")
 
 
+@pytest.mark.slow
 def test_descriptions_are_those_of_the_weights():
     described = description_of("hybrid-rotmnist")
     assert described["class_path"] == "escnn_attention.models.HybridNet"
@@ -207,6 +209,7 @@ def test_trained_networks_have_the_norms_that_they_were_trained_with(name):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PRETRAINED)
+@pytest.mark.slow
 def test_trained_networks_commute_with_their_group(name):
     network = models.from_pretrained(name)
     if not isinstance(network, models.PointTransformer):

@@ -21,6 +21,7 @@ def network_on(gspace, **options):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("class_token", "registers"), [(True, 0), (False, 0), (True, 2), (False, 2)])
 @pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
+@pytest.mark.slow
 def test_invariant_with_invariants_alone(gspace, class_token, registers):
     shape = (2, 2, *[8] * gspace.dimensionality)
     network = network_on(gspace, invariant=True, class_token=class_token, registers=registers)
@@ -72,6 +73,7 @@ def test_features_are_equivariant_until_they_leave_the_group():
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
+@pytest.mark.slow
 def test_from_fields_to_fields(gspace):
     vectors = FieldType(gspace, [gspace.basespace_action, gspace.trivial_repr])
     options = SIZES | {"num_blocks": (2, 0), "class_token": False, "registers": 1}

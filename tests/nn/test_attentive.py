@@ -323,6 +323,7 @@ TORI = {
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TORI)
 @pytest.mark.parametrize("space", [PLANE["D4"](), VOLUME["C4 3D"](), PLANE["C2"]()], ids=["D4", "C4 3D", "C2"])
+@pytest.mark.slow
 def test_tori(name, space):
     """Exact under all rolls and all elements; padded with zeros, not."""
     shape = spaces.shape_of(space, 4)

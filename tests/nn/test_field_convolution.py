@@ -77,6 +77,7 @@ def test_equivariant(name, filters, options):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", LARGE)
 @pytest.mark.parametrize("filters", [1, None])
+@pytest.mark.slow
 def test_equivariant_of_irreps(name, filters):
     """Of a continuous group under the samples that map the grid onto itself."""
     space, samples = LARGE[name][0](), LARGE[name][1]

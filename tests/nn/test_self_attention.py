@@ -220,6 +220,7 @@ def test_scores_of_one_pose_for_all_are_not_equivariant():
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "none"])
 @pytest.mark.parametrize("options", [{}, {"radius": 2.0}, {"normalization": "count"}], ids=str)
+@pytest.mark.slow
 def test_shared_scores_between_points_are_the_formula(encoding, options):
     count, measure = "normalization" in options, torch.linspace(0.5, 2, 9).double()
     for in_type in (spaces.mixed(C4), spaces.scalars(C4, 2)):

@@ -60,6 +60,7 @@ def test_with_wrong_frames_it_does_not_fall(monkeypatch):
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("lifts", [True, False])
 @pytest.mark.parametrize("encoding", ["mlp", "fourier", "kernel", "none"])
+@pytest.mark.slow
 def test_the_formula(space, query, lifts, encoding):
     """Scores from the quotients of the frames, one by one."""
     space = SPACES[space]

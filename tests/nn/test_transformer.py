@@ -439,6 +439,7 @@ def with_memory(name, condition=3, drop_path=0.0):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("condition", [None, 3])
 @pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.slow
 def test_points_attend_to_a_memory(name, condition):
     block, x, others = with_memory(name, condition)
     y = block(x, **others).tensor

@@ -114,6 +114,7 @@ def jumps(cutoff, name: str) -> tuple[float, float, float]:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.slow
 def test_energies_and_forces_do_not_jump_where_a_point_crosses_the_radius(name):
     energy, force, size = jumps(True, name)
     assert size > 1e-4
@@ -174,6 +175,7 @@ def location(kernel, seen, pose):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("normalization", ["softmax", "count"])
 @pytest.mark.parametrize("envelope", [True, cosine, Learned()], ids=["polynomial", "cosine", "learned"])
+@pytest.mark.slow
 def test_the_formula(backend, normalization, envelope):
     fields = FieldType(C4, [C4.regular_repr])
     kernel = PairKernel("none", "mlp", "sum", hidden=3)
@@ -201,6 +203,7 @@ def test_the_formula(backend, normalization, envelope):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("normalization", ["softmax", "count"])
+@pytest.mark.slow
 def test_forces_are_differentiable(backend, normalization):
     fields = FieldType(C4, [C4.regular_repr])
     layer = layer_of(fields, backend, normalization=normalization, num_heads=1, head_fields=1)

@@ -358,6 +358,7 @@ CONTENT = {
 
 
 @pytest.mark.parametrize("kind", CONTENT)
+@pytest.mark.slow
 def test_attention_by_content_without_gradients_is_the_formula(kind, monkeypatch):
     fields, options = CONTENT[kind](sequence_space(gspaces.flipRot2dOnR2(4).fibergroup))
     torch.manual_seed(0)

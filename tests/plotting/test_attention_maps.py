@@ -74,6 +74,7 @@ def test_lifting_attention_is_drawn_too():
     assert drawn(figure) > 1000
 
 
+@pytest.mark.slow
 def test_maps_lie_on_what_they_are_of():
     """On half the grid all of the image, behind a crop the middle of it."""
     gspace = gspaces.rot2dOnR2(4)

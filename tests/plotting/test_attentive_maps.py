@@ -44,6 +44,7 @@ def columns(figure, count, rows):
 @pytest.mark.sampled(1)  # a map is a panel, and those of a column are as many as poses
 @pytest.mark.parametrize("gspace", [C4, gspaces.flipRot2dOnR2(2)], ids=["C4", "D2"])
 @pytest.mark.parametrize("layer", ["1", "2"])
+@pytest.mark.slow
 def test_maps_turn_with_the_image(gspace, layer):
     x, model = network(gspace)
     order = gspace.fibergroup.order()
@@ -153,6 +154,7 @@ def test_attention_on_images_has_one_map():
         assert opacity(turned[1]).shape == (7, 7)
 
 
+@pytest.mark.slow
 def test_angles():
     x, model = network(size=13)
     figure = plot_attentive_maps(x, model, "1", angles=[0, 45, 90], background=-9.0)
@@ -180,6 +182,7 @@ def test_elements_that_do_not_map_the_grid_onto_itself():
     assert [number(ax) for ax in panels[0][1:4]] == [2, 0, 1]
 
 
+@pytest.mark.slow
 def test_maps_lie_on_the_part_of_the_image_that_they_are_of():
     fields = nn.FieldType(C4, 2 * [C4.regular_repr])
     image = nn.FieldType(C4, [C4.trivial_repr])
@@ -261,6 +264,7 @@ def test_mistakes_are_named():
         plot_attentive_maps(other(x.tensor), model)
 
 
+@pytest.mark.slow
 def test_grids_that_are_not_square():
     x, model = network()
     wide = x.type(torch.randn(1, 1, 7, 10))
@@ -376,6 +380,7 @@ def changes(figure):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("gspace", [C4, D4])
+@pytest.mark.slow
 def test_every_image_has_its_map_turned_and_turned_back(gspace):
     model, images = coloured(gspace), torch.rand(2, 3, 9, 9)
     figure = plot_attended_images(images, model)

@@ -62,6 +62,7 @@ def test_attention_turns_with_the_cloud():
     assert any("head 1" in text and "pose 120°" in text for text in texts(figure))
 
 
+@pytest.mark.slow
 def test_what_is_drawn_are_the_weights():
     torch.manual_seed(0)
     layer = layer_on(gspaces.rot2dOnR2(4))
@@ -146,6 +147,7 @@ def test_negative_weights_are_blue():
     np.testing.assert_array_equal(shown[:, 0] < shown[:, 2], weights < 0)
 
 
+@pytest.mark.slow
 def test_samples_of_a_continuous_group():
     g = gspaces.rot2dOnR2(-1)
     vectors = nn.FieldType(g, 2 * [g.irrep(1)])

@@ -74,6 +74,7 @@ def test_any_model(draw):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
+@pytest.mark.slow
 def test_any_precision(draw, dtype):
     """The modes and states of modules are as before."""
     x, stages = modules()

@@ -28,6 +28,7 @@ def panels(figure):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "rotary", "absolute"])
 @pytest.mark.parametrize("kernel_size", [5, None])
+@pytest.mark.slow
 def test_the_picture_of_a_pose_is_that_of_the_identity_turned(encoding, kernel_size):
     """Exact for C4, whose elements map the fine grid onto itself. Row 0 is at the bottom: turned the other way."""
     figure = plot_encoding(layer(gspaces.rot2dOnR2(4), kernel_size, encoding=encoding), head=1)
@@ -85,6 +86,7 @@ def test_the_table_permutes_the_poses():
     assert "table over poses" not in texts(plot_encoding(layer(gspace, encoding="rotary")))
 
 
+@pytest.mark.slow
 def test_channels_and_poses():
     attention = layer(gspaces.rot2dOnR2(4))
     every = plot_encoding(attention, channels=range(3), pose_table=False)
@@ -173,6 +175,7 @@ def test_mistakes_are_named():
 
 
 @pytest.mark.parametrize("kernel_size", [3, None])
+@pytest.mark.slow
 def test_causal_windows_have_the_past_only(kernel_size):
     """Three times, at each of which there are three positions; without a window all that is above the query."""
     space = space_time(sequence_space(gspaces.rot2dOnR2(4).fibergroup))

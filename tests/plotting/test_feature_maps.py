@@ -28,6 +28,7 @@ def test_feature_maps_turn_and_their_frames_tell_the_permutation():
             np.testing.assert_allclose(lifted[pose, element], np.rot90(original, element), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_large_groups_show_the_elements_that_keep_the_grid():
     x, lifting, _ = system(gspaces.rot2dOnR2(12))
     figure = plot_feature_maps(x, {"lifting": lifting})
@@ -158,6 +159,7 @@ def test_the_animation_catches_a_layer_that_is_not_equivariant():
     assert steps[0][-1] > 0.1
 
 
+@pytest.mark.slow
 def test_the_animation_takes_reflections_and_plain_tensors_and_is_saved(tmp_path):
     x, lifting, attention = system(gspaces.flipRot2dOnR2(4))
     animation = animate_feature_maps(x.tensor, Wrapped(lifting, attention), angles=[0, 90])

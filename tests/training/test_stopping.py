@@ -113,6 +113,7 @@ def test_a_signal_stops_a_command(configuration, fitted, fork, quick_path, tmp_p
     assert read_checkpoint(trained / "last.ckpt")["epoch"] + 1 == FINISHED[command]
 
 
+@pytest.mark.slow
 def test_the_command_that_is_told_goes_on(configuration, fork, tmp_path, monkeypatch):
     arguments = ["fit", "--config", str(configuration()), "--folder", str(tmp_path / "run")]
     process = fork(run, arguments, tmp_path / "output", tmp_path / "ready")

@@ -150,6 +150,7 @@ def test_backends_agree_on_tori(name, query, encoding):
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", TORI)
+@pytest.mark.slow
 def test_tori_are_the_formula(name):
     layer, x = torus(name)
     window, shape = layer.plain.window, x.shape[2:]

@@ -35,6 +35,7 @@ class Watch(TorchDispatchMode):
 
 
 @given(cases(), st.sampled_from([1, 500, 5000, 2**24]))
+@pytest.mark.slow
 def test_agrees_with_the_reference_in_chunks_of_any_size(arguments, piece):
     assume(refusal("dense", *arguments) is None)
     with pytest.MonkeyPatch.context() as patch:

@@ -110,6 +110,7 @@ def test_small_grids_of_images_side_by_side(query, shape, window, batch):
     assert_same([spoilt[:, others]], [expected[0][:, others]], 1e-12)
 
 
+@pytest.mark.slow
 def test_tables_of_more_keys_than_the_cache_holds():
     """Fewer query poses are taken together."""
     arguments = (*case(5, 5, 5, (1200,), Window(), {"spatial"}, heads=1, channels=1, batch=1), "own")
@@ -476,6 +477,7 @@ def test_scores_of_any_size(query, size):
         (Window(), set()),
     ],
 )
+@pytest.mark.slow
 def test_first_and_second_derivatives(query, window, kinds):
     tensors, grid, terms = case(2, 2, 2, (2, 2), window, kinds, heads=1, channels=1, batch=1)
 
@@ -488,6 +490,7 @@ def test_first_and_second_derivatives(query, window, kinds):
 
 
 @pytest.mark.parametrize(("window", "kinds"), [(Window(3), {"spatial"}), (Window(), {"waves"}), (Window(), set())])
+@pytest.mark.slow
 def test_dropout_drops_probabilities_and_keeps_the_mean(window, kinds):
     torch.manual_seed(0)
     (q, k, v), grid, terms = case(1, 1, 1, (2, 2), window, kinds, heads=1, batch=1)

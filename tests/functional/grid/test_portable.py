@@ -103,6 +103,7 @@ def test_dropout_is_the_same_in_the_backward_pass(monkeypatch):
     torch.testing.assert_close((gradient * direction).sum(), step)
 
 
+@pytest.mark.slow
 def test_dropout_drops_probabilities_and_keeps_the_mean():
     torch.manual_seed(0)
     (q, k, v), grid, terms = case(1, 1, 1, (2, 2), Window(), {"spatial"}, heads=1, batch=1)

@@ -62,6 +62,7 @@ def passes(request, monkeypatch):
         (2, 2, (4,), Window(3), {"rotary", "pose", "measure", "weights"}),
     ],
 )
+@pytest.mark.slow
 def test_agrees_with_the_reference(passes, query, order, key_poses, shape, window, kinds):
     channels = 4 if "rotary" in kinds else 3
     arguments = (*case(order, key_poses, order, shape, window, kinds, channels=channels, batch=1), query)
@@ -71,6 +72,7 @@ def test_agrees_with_the_reference(passes, query, order, key_poses, shape, windo
 
 @interpreted
 @pytest.mark.parametrize("shape", [(1, 3), (3, 1), (1, 1, 3), (1,)])
+@pytest.mark.slow
 def test_no_keys_lie_beyond_a_side_of_one_position(passes, shape):
     arguments = (*case(2, 2, 2, shape, Window(3), {"spatial"}, heads=1, batch=1), "own")
     assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
@@ -79,6 +81,7 @@ def test_no_keys_lie_beyond_a_side_of_one_position(passes, shape):
 @interpreted
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("keys", "query"), [("own", "own"), ("own", "all"), ("all", "all")])
+@pytest.mark.slow
 def test_frames_and_lifting_agree_with_the_reference(passes, keys, query):
     poses = 1 if keys == "all" else 3
     arguments = (*case(3, poses, poses, (4,), Window(3), {"spatial"}, heads=1, batch=1), query, keys)
@@ -116,6 +119,7 @@ def test_agrees_with_the_reference_on_many_random_calls(passes, arguments):
 
 @interpreted
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+@pytest.mark.slow
 def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance):
     tensors, grid, terms = case(2, 2, 2, (4,), Window(3), {"spatial", "pose"}, batch=1, dtype=dtype)
     exact, exact_terms = doubled(tensors, terms)
@@ -194,6 +198,7 @@ def test_tensor_cores_are_exact_unless_less_is_allowed(monkeypatch):
 @interpreted
 @pytest.mark.sampled(1)  # the launch is one for both
 @pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.slow
 def test_works_on_a_bounded_chunk_of_the_products(monkeypatch, query):
     arguments = (*case(2, 2, 2, (5,), Window(3), {"spatial", "pose"}, heads=1, batch=3), query)
     launched, launches = [], triton_windows
@@ -251,6 +256,7 @@ def test_what_is_not_finite_reaches_only_those_who_see_it(passes, query, strange
 @interpreted
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.slow
 def test_dropout_is_the_same_in_every_pass_and_for_chunks_of_any_size(passes, query):
     (q, k, v), grid, terms = case(2, 2, 2, (3,), Window(3), {"spatial", "pose"}, heads=1, channels=1)
 
@@ -276,6 +282,7 @@ def test_dropout_is_the_same_in_every_pass_and_for_chunks_of_any_size(passes, qu
 @interpreted
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.slow
 def test_dropout_drops_at_its_rate_and_independently(passes, query, monkeypatch):
     """Equal scores over n keys of value 1: the mean of n independent draws, each 0 or 1 / (1 - rate)."""
     monkeypatch.setattr(triton_tiles, "ROWS", 256)  # few programs
@@ -554,6 +561,7 @@ def operations_of(layer, images, monkeypatch) -> list[tuple[str, int]]:
 
 
 @interpreted
+@pytest.mark.slow
 def test_windows_copy_nothing(monkeypatch):
     """Features of images reach the kernels, and the gradients the weights, without a copy, however they lie."""
     layer = GroupSelfAttention(FIELDS, FIELDS, 2, 3, backend="triton")
@@ -581,6 +589,7 @@ def test_windows_copy_nothing(monkeypatch):
         (partial(TransformerBlock, kernel_size=3, backend="triton"), (67, 72)),
     ],
 )
+@pytest.mark.slow
 def test_operations_of_a_step(layer, most, monkeypatch, interpreted_kernels):
     """Each is launched on a GPU, which waits for it where images are small: operators as one, and all inside them."""
     layer, images = layer(FIELDS, FIELDS, num_heads=2), torch.randn(1, FIELDS.size, 3, 3)

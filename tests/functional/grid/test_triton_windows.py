@@ -26,6 +26,7 @@ from tests.functional.grid.test_triton import interpreted
         (3, 4, 1, "all", (1, 3, 4, 8)),
     ],
 )
+@pytest.mark.slow
 def test_programs_of_any_shape(monkeypatch, order, key_poses, channels, query, sizes):
     """Several blocks of positions, that images share and of which the last is not full; tiles of poses."""
     chosen = triton_windows.Program(*sizes, 1)
@@ -83,6 +84,7 @@ def test_vectors_are_read_and_written_where_they_lie(monkeypatch, poses, query):
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("place", [0, 3, 7])
+@pytest.mark.slow
 def test_what_is_not_finite_reaches_only_who_sees_it(value, place):
     """In the output and in all gradients: of a window of three, the neighbours of a position and no others."""
     (q, k, v), grid, terms = case(2, 2, 2, (8,), Window(3), {"spatial", "pose"}, heads=1)
@@ -117,6 +119,7 @@ def test_probabilities_add_up_to_one_however_large_scores_are(query):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("channels", [3, 16])
+@pytest.mark.slow
 def test_lower_precision(dtype, tolerance, channels):
     tensors, grid, terms = case(2, 2, 2, (5,), Window(3), {"spatial", "pose"}, channels=channels, dtype=dtype)
     exact, exact_terms = doubled(tensors, terms)

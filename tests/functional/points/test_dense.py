@@ -133,6 +133,7 @@ def operations(clouds: list[int]) -> Counter:
     return counter.count
 
 
+@pytest.mark.slow
 def test_the_number_of_clouds_takes_no_operations_and_nothing_waits_for_a_gpu(monkeypatch, interpreted_kernels):
     monkeypatch.setitem(dense._SLACK, "cpu", 1.5)
     batches = [4, 4], 8 * [4], 16 * [4], [4, 3], 8 * [4, 3], 16 * [4, 3]

@@ -306,6 +306,7 @@ def test_indices_of_other_types():
     assert torch.equal(attend(narrow), attend(call))
 
 
+@pytest.mark.slow
 def test_derivatives_of_the_second_order():
     call = case((2, 1), (1, 1), heads=1, num_poses=2, query_poses=2, key_poses=2, channels=2, functions=1)
     leaves = leaves_of(call)

@@ -70,6 +70,7 @@ def assert_close(got, expected, tolerance=1e-12):
 @pytest.mark.parametrize("keys", ["own", "all"])
 @pytest.mark.parametrize("normalization", ["softmax", "count"])
 @pytest.mark.parametrize("seen", SEEN)
+@pytest.mark.slow
 def test_agrees_with_the_formula(encoding, query, keys, normalization, seen):
     layer = layer_of(encoding, query=query, keys=keys, normalization=normalization)
     x, others = points_of(layer), {**SEEN[seen], "measure": torch.tensor([0.5, 1.5, 0.7]).double()}
@@ -93,6 +94,7 @@ def one_order():
 @pytest.mark.parametrize(("query", "keys"), [("own", "own"), ("own", "all"), ("all", "all")])
 @pytest.mark.parametrize("heads", [1, 5])
 @pytest.mark.parametrize("encoding", ["mlp", "shared", "separable"])
+@pytest.mark.slow
 def test_programs_as_on_a_gpu(monkeypatch, one_order, query, keys, heads, encoding):
     """More heads than a program has, and channels that are shared unevenly."""
     layer = layer_of(encoding, heads=heads, query=query, keys=keys)
@@ -128,6 +130,7 @@ def most_held(layer, degree, number=64):
 
 
 @pytest.mark.parametrize("backend", ["triton", "neighbours"])
+@pytest.mark.slow
 def test_scores_that_are_given_are_held_for_a_chunk_at_a_time(monkeypatch, backend):
     """Eight times as many edges take no more memory, but for their numbers, if chunks are small; else they do."""
     monkeypatch.setattr(triton, "why_not_run", lambda _: None)
@@ -154,6 +157,7 @@ def call_of(layer, number=3):
 
 
 @interpreted
+@pytest.mark.slow
 def test_dropout_is_the_same_in_all_passes():
     """The gradient is that of a function."""
     layer = layer_of(heads=1, dropout=0.4)
@@ -192,6 +196,7 @@ def test_derivatives_of_the_second_order():
 
 
 @interpreted
+@pytest.mark.slow
 def test_equivariance():
     layer = layer_of(heads=1, space=gspaces.rot2dOnR2(3))
     x = points_of(layer)

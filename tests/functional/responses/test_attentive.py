@@ -104,6 +104,7 @@ def test_maps():
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_second_derivatives(kind):
     tensors, geometry = case(kind, batch=1, outs=1, out_poses=1, ins=2, in_poses=1, size=3, kernel=2)
     function, _ = as_function(tensors, geometry)

@@ -195,6 +195,7 @@ SMALL = ((1, 1), (1, 2), (True, False), True, 2, 8, 3)
 @pytest.mark.sampled
 @pytest.mark.parametrize(("poses", "kind"), [(1, "g_selfatt"), (2, "gevit"), (4, "gevit")])
 @pytest.mark.parametrize("kernel", [3, None])
+@pytest.mark.slow
 def test_equivariant_networks_give_the_published_logits(poses, kind, kernel):
     tensors, x = network(poses, kind, SMALL, kernel=kernel), torch.randn(2, 2, 4, 4)
     with warnings.catch_warnings():

@@ -273,6 +273,7 @@ def test_networks_that_draw_rotations_give_the_published_outputs(group, kernel, 
     ],
 )
 @pytest.mark.parametrize("fill", [1.0, 0.5])
+@pytest.mark.slow
 def test_points_that_are_drawn_are_some_of_the_nearest(group, kernel, location, nonlinearity, fill):
     (dim, lifts), samples = GROUPS[group], 2
     tensors = network(group, kernel, "points", location)

@@ -152,6 +152,7 @@ def output(tensors, group, scalars, vectors, coords, pool, divisor, values):
     ],
 )
 @pytest.mark.parametrize(("pool", "divisor", "values"), [("mean", 1.0, False), ("sum", 3.5, True)])
+@pytest.mark.slow
 def test_networks_give_the_published_outputs(name, options, pool, divisor, values):
     group = matrices(name)
     tensors, number, dim = network(group, **options), options.get("vectors", 0), group.shape[-1]

@@ -43,6 +43,7 @@ def same(results, others):
     return [replace(r, seconds_per_epoch=0) for r in results] == [replace(r, seconds_per_epoch=0) for r in others]
 
 
+@pytest.mark.slow
 def test_the_whole_comparison(tiny):
     results = compare(replace(tiny, networks=",".join(ALL)))
     folder = tiny.folder
@@ -112,6 +113,7 @@ def test_options_that_cannot_be_met(tiny, change, message):
         compare(replace(tiny, **change))
 
 
+@pytest.mark.slow
 def test_group_without_turns_that_keep_the_grid(tiny):
     (result,) = compare(replace(tiny, networks="steerable", group="c3"))
     assert result.accuracy_by_element == {}
@@ -128,6 +130,7 @@ def trained(tiny_in, tmp_path_factory):
     return config, settings.folder, train(config, settings.folder).model.network
 
 
+@pytest.mark.slow
 def test_its_folder_is_that_of_an_experiment(trained, tmp_path):
     _, folder, network = trained
     stored = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))

@@ -35,6 +35,7 @@ def test_sizes(name, size):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EQUIVARIANT)
 @pytest.mark.parametrize(("group", "size"), [("c4", 7), ("c4", 16), ("d4", 8)])
+@pytest.mark.slow
 def test_equivariant_networks_are_exactly_so(name, group, size):
     assert measure_equivariance_error(build(name, group, size), gspace_by_name(group), size, 10) < 1e-5
 
@@ -58,6 +59,7 @@ def test_the_state_of_the_random_numbers_is_left_as_it_was():
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", EQUIVARIANT)
+@pytest.mark.slow
 def test_the_shipped_networks_of_digits_are_those_of_the_defaults(name):
     settings = Settings()
     found = describe_network(name, settings.group, 16, 10, settings.parameters)

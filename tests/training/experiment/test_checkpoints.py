@@ -104,6 +104,7 @@ def test_a_full_disk_is_said_of_its_file(tmp_path):
     assert read_checkpoint(path) == {"epoch": 1}
 
 
+@pytest.mark.slow
 def test_checkpoints_of_other_networks(configuration, fitted, tmp_path):
     folder, other = tmp_path / "run", tmp_path / "other"
     fitted(configuration(**SHORT), folder)

@@ -36,6 +36,7 @@ def hybrid(**changes):
     return {"class_path": "escnn_attention.models.HybridNet", "init_args": options}
 
 
+@pytest.mark.slow
 def test_fit_test_and_predict(configuration, fitted, tmp_path, data):
     folder = tmp_path / "run"
     call("fit", configuration(), folder)
@@ -119,6 +120,7 @@ def test_mixed_precision(configuration, tmp_path, encoding):
     assert {value.dtype for value in weights(mixed).values()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_every_option_of_a_training_goes_on(configuration, tmp_path, monkeypatch):
     """Averages, decay of weights alone, smooth labels and rotated images, of a network with filters."""
     changes = {"model__network": hybrid(block={"dropout": 0.1})}
@@ -150,6 +152,7 @@ def test_every_option_of_a_training_goes_on(configuration, tmp_path, monkeypatch
             call("fit", file, parts, f"--model.{option}", {"ema": 0.8, "decay": "all"}[option])
 
 
+@pytest.mark.slow
 def test_where_all_images_train_the_last_epoch_counts(configuration, tmp_path, recwarn):
     folder = tmp_path / "run"
     everything = configuration(data__init_args__full_train=True)
@@ -177,6 +180,7 @@ def test_a_fit_that_fails_leaves_its_folder_usable(configuration, tmp_path):
     torch.testing.assert_close(weights(folder), weights(tmp_path / "copy"), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_dev_run_writes_nothing(configuration, fitted, tmp_path):
     folder = tmp_path / "run"
     call("fit", configuration(), folder, "--trainer.fast_dev_run", "true")
@@ -289,6 +293,7 @@ def test_callbacks_of_ones_own(configuration, tmp_path):
     call("test", file, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_training_that_diverges_is_reported(configuration, tmp_path):
     file = configuration(model__optimizer__init_args__lr=1e30)
     call("fit", file, tmp_path / "run")
@@ -394,6 +399,7 @@ def test_without_a_trained_network(configuration, tmp_path):
         ("--data.init_args.folder", "no/such", "no/such does not exist"),
     ],
 )
+@pytest.mark.slow
 def test_a_refused_training_is_told_in_one_line_and_leaves_nothing(
     configuration, tmp_path, capfd, name, value, message
 ):

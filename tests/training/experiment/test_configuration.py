@@ -38,6 +38,7 @@ def test_another_training_is_refused_and_nothing_is_lost(configuration, fitted, 
     assert (folder / "last.ckpt").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_what_may_change(configuration, fitted, tmp_path, data):
     folder = tmp_path / "run"
     file = configuration(**SHORT)
@@ -148,6 +149,7 @@ def test_the_first_step_of_a_longer_training(configuration, fitted, tmp_path, mo
     assert len(seen) == 4
 
 
+@pytest.mark.slow
 def test_nulls_are_kept(configuration, tmp_path):
     """A null in place of another default, here that of global attention in place of windows of 5×5."""
     folder = tmp_path / "run"
@@ -205,6 +207,7 @@ def test_every_shipped_network_has_a_recipe(name):
     assert changed <= {"even_in"}  # which is no part of the training
 
 
+@pytest.mark.slow
 def test_a_recipe_is_trained_with_changes(tmp_path):
     options = ["--trainer.max_epochs", "1", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
     options += ["--model.warm_up", "0", "--data.init_args.limit_train", "64"]

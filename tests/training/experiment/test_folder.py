@@ -103,6 +103,7 @@ def after_kills(fork, folder, draw=None, sample=None):
     return wrong, seen
 
 
+@pytest.mark.slow
 def test_killed_at_some_operation(fork, configuration, tmp_path, pytestconfig):
     """At another in every run; the seed is in the header."""
     configuration(**DIGITS)

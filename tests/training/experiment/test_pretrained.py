@@ -45,6 +45,7 @@ def expected(folder):
         return (models.from_pretrained(folder)(images).argmax(1) == labels).float().mean().item()
 
 
+@pytest.mark.slow
 def test_a_folder_is_measured(folder):
     found = run_pretrained(["--pretrained", str(folder), *DATA, *QUIET])
     assert found.numbers["accuracy"] == pytest.approx(expected(folder))

@@ -10,6 +10,7 @@ from escnn_attention.training.experiment import run_experiment
 from tests.training.experiment.runs import SHORT, call
 
 
+@pytest.mark.slow
 def test_results_of_other_measurements_are_kept(configuration, fitted, tmp_path, capsys):
     folder = tmp_path / "run"
     file = configuration(**SHORT)

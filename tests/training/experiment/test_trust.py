@@ -121,6 +121,7 @@ def write(run, content):
     (run / "config.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_what_a_folder_names_is_not_run(downloaded, tmp_path):
     """Nothing is imported, nothing is built, and nothing is written."""
     run, mark = downloaded
@@ -144,6 +145,7 @@ def test_what_a_folder_names_is_not_run(downloaded, tmp_path):
 
 
 @pytest.mark.parametrize("names", ["Timer", ["Timer"]])
+@pytest.mark.slow
 def test_classes_that_the_parser_finds_by_their_last_names_are_not_built(downloaded, names):
     run, _ = downloaded
     content = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
@@ -155,6 +157,7 @@ def test_classes_that_the_parser_finds_by_their_last_names_are_not_built(downloa
     run_experiment(["test", "--folder", str(run), "--trainer.callbacks", "Timer"])
 
 
+@pytest.mark.slow
 def test_with_trust_or_as_the_users_own_it_runs(downloaded, tmp_path):
     """The control: what is refused would have run."""
     run, mark = downloaded
@@ -173,6 +176,7 @@ def test_with_trust_or_as_the_users_own_it_runs(downloaded, tmp_path):
     assert (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.slow
 def test_configurations_that_are_none(downloaded):
     run, mark = downloaded
     path = run / "config.yaml"

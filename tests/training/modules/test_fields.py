@@ -71,6 +71,7 @@ def test_the_network_tells_the_fields():
     assert FieldModule(network).fields == (2, 1, 1)
 
 
+@pytest.mark.slow
 def test_training_and_testing_by_the_command(tmp_path):
     (tmp_path / "small.yaml").write_text(CONFIGURATION)
     folder = tmp_path / "run"

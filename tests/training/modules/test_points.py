@@ -111,6 +111,7 @@ def call(command, file, folder, *more):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.slow
 def test_fit_test_and_predict(task, tmp_path):
     file, folder = configuration(tmp_path, task), tmp_path / "run"
     call("fit", file, folder)
