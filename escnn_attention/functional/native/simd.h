@@ -9,6 +9,10 @@
 #include <type_traits>
 #include <utility>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -76,6 +80,13 @@ template <class T> inline V<T> load(const T* p) {
     std::memcpy(&x, p, sizeof x);
     return x;
 }
+// Zeros in registers. GCC makes a slow instruction for memory of `= {}` of many vectors.
+template <class W, int N> inline void clear(W (&x)[N]) {
+    UNROLL for (int i = 0; i < N; i++) x[i] = W{};
+}
+template <class W, int M, int N> inline void clear(W (&x)[M][N]) {
+    UNROLL for (int i = 0; i < M; i++) clear(x[i]);
+}
 template <class T> inline void store(T* p, V<T> x) { std::memcpy(p, &x, sizeof x); }
 // Less zero it is the number itself, whichever its sign: nothing is computed.
 template <class T> inline V<T> all(T x) { return x - V<T>{}; }
@@ -86,13 +97,12 @@ template <class T> inline T sum(V<T> x) {
 }
 
 // 2^(unit x) by the polynomial of the least largest error around the nearest whole number, with relative errors of 2e-9 in
-// single and 3e-18 in double precision; 0 where that is hardly more than the smallest normal number. What is not a number
-// stays so.
-template <class T> inline V<T> exp2(V<T> x, T unit) {
+// single and 3e-18 in double precision, where that is a normal number. What is not a number stays so.
+template <class T> inline V<T> normal_exp2(V<T> x, T unit, V<T>* nearest = nullptr) {
     using L = Lanes<T>;
     constexpr int degree = sizeof(L::series) / sizeof(T) - 1;
     V<T> rounded = x * unit + L::shift;
-    const V<T> nearest = rounded - L::shift, f = x * unit - nearest;
+    const V<T> n = rounded - L::shift, f = x * unit - n;
     V<T> y = all<T>(L::series[degree]);
     UNROLL for (int k = degree - 1; k >= 0; k--) y = y * f + L::series[k];
     typename L::I whole;
@@ -100,14 +110,47 @@ template <class T> inline V<T> exp2(V<T> x, T unit) {
     whole <<= L::mantissa;
     V<T> power;
     std::memcpy(&power, &whole, sizeof power);
-    return nearest <= L::least ? V<T>{} : y * power;
+    if (nearest) *nearest = n;
+    return y * power;
+}
+// The same for all x of at most 127 or 1023 by unit: 0 where it is hardly more than the smallest normal number.
+template <class T> inline V<T> exp2(V<T> x, T unit) {
+    V<T> nearest;
+    const V<T> y = normal_exp2<T>(x, unit, &nearest);
+    return nearest <= Lanes<T>::least ? V<T>{} : y;
+}
+
+// 1 / x, of normal numbers whose inverse is one, to about two units in the last place.
+template <class T> inline V<T> reciprocal(V<T> x) {
+#if defined(__AVX512F__)
+    // Division takes eight times as long as this approximation, of 14 bits, which each step doubles.
+    if constexpr (sizeof(T) == 4) {
+        const V<T> y = V<T>(_mm512_rcp14_ps(__m512(x)));
+        return y * (T(2) - x * y);
+    }
+#endif
+    return T(1) / x;
 }
 
 template <class T> constexpr T LOG2E = T(1.4426950408889634);
 // A score of nothing: less than any other, and finite, so that differences are numbers.
 template <class T> constexpr T MASKED = sizeof(T) == 4 ? T(-1e30) : T(-1e300);
 
-template <class T> inline V<T> larger(V<T> a, V<T> b) { return a > b ? a : b; }
+// The second where one is not a number. GCC makes two instructions of each comparison.
+template <class T> inline V<T> larger(V<T> a, V<T> b) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) return V<T>(_mm512_max_ps(__m512(a), __m512(b)));
+    if constexpr (sizeof(T) == 8) return V<T>(_mm512_max_pd(__m512d(a), __m512d(b)));
+#endif
+    return a > b ? a : b;
+}
+template <class T> inline V<T> smaller(V<T> a, V<T> b) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) return V<T>(_mm512_min_ps(__m512(a), __m512(b)));
+    if constexpr (sizeof(T) == 8) return V<T>(_mm512_min_pd(__m512d(a), __m512d(b)));
+#endif
+    return a < b ? a : b;
+}
 template <class T> inline V<T> plus(V<T> a, V<T> b) { return a + b; }
 
 // The first of two vectors in blocks of S lanes, each followed by the same block of the second; of all even blocks, or

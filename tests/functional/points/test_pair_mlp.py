@@ -65,11 +65,14 @@ def test_large_numbers_and_none():
         got = outcomes(natively, [t.detach().to(dtype).requires_grad_(t.requires_grad) for t in tensors])
         for a, b in zip(got, exact, strict=True):
             assert (a.double() - b).norm() <= tolerance * b.norm()
-    tensors[0][0, 1, 4] = torch.nan
-    spoilt = natively(*tensors).isnan()
+    with torch.no_grad():
+        tensors[2].abs_()  # All units of the first layer are infinite, of one sign.
+    for value in (torch.nan, torch.inf, -torch.inf):
+        tensors[0][0, 1, 4] = value
+        spoilt = natively(*tensors).isnan()
+        assert spoilt[:, 0, :, 4].all()
+        assert int(spoilt.sum()) == spoilt[:, 0, :, 4].numel()
     assert torch.equal(spoilt, plainly(*tensors).isnan())
-    assert spoilt[:, 0, :, 4].all()
-    assert int(spoilt.sum()) == spoilt[:, 0, :, 4].numel()
 
 
 @needs_compiler

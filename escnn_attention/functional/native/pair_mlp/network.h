@@ -77,18 +77,11 @@ template <class T> struct Network {
         return to;
     }
 
-    // Of four vectors, by a single division: of denominators that are at most 2^30, or 2^250, each. Beyond it is 0.
-    static void sigmoids(const W* z, W* to) {
-        constexpr T most = sizeof(T) == 4 ? 30 : 250;
-        W y[4], d[4];
-        for (int i = 0; i < 4; i++) {
-            y[i] = z[i] * -LOG2E<T>;
-            // What is not a number is left to the product with it: here it would spoil the others.
-            d[i] = exp2<T>(y[i] < most ? y[i] : all<T>(most), T(1)) + T(1);
-        }
-        const W a = d[0] * d[1], b = d[2] * d[3], inverse = T(1) / (a * b), of_a = inverse * b, of_b = inverse * a;
-        to[0] = of_a * d[1], to[1] = of_a * d[0], to[2] = of_b * d[3], to[3] = of_b * d[2];
-        for (int i = 0; i < 4; i++) to[i] = y[i] > most ? W{} : to[i];
+    // 1 / (1 + e^-z). At the bounds of z it is hardly more than 0, or 1; what is not a number stays so in products with z.
+    static W sigmoid(W z) {
+        constexpr T most = sizeof(T) == 4 ? 87 : 700;
+        z = smaller<T>(all<T>(most), larger<T>(all<T>(-most), z));
+        return reciprocal<T>(normal_exp2<T>(z, -LOG2E<T>) + T(1));
     }
     // Calls f(number, unit) for all units, in tiles.
     template <class F> void each_tile(int64_t units, F f) const {
@@ -104,7 +97,7 @@ template <class T> struct Network {
             for (int v = 0; v < chunk; v++) y[v] = all<T>(bias[unit * repeats + repeat]);
             for (int64_t i = 0; i < inputs; i++)
                 for (int v = 0; v < chunk; v++) y[v] += first[unit * inputs + i] * x[i * chunk + v];
-            for (int v = 0; v < chunk; v += 4) sigmoids(y + v, s + v);
+            for (int v = 0; v < chunk; v++) s[v] = sigmoid(y[v]);
             W* to = active.data + unit * chunk;
             for (int v = 0; v < chunk; v++) y[v] *= s[v];
             for (int v = 0; v < chunk; v++) to[v] = y[v];
@@ -118,19 +111,26 @@ template <class T> struct Network {
         each_tile(second_hidden, [&](auto number, int64_t unit) {
             constexpr int B = number;
             for (int start = 0; start < chunk; start += tile) {
-                W y[B][tile] = {}, s[tile];
+                W y[B][tile], s[tile];
+                clear(y);
                 for (int64_t i = 0; i < hidden; i++)
                     for (int b = 0; b < B; b++)
                         for (int v = 0; v < tile; v++)
                             y[b][v] += second[(unit + b) * hidden + i] * active[i * chunk + start + v];
-                for (int b = 0; b < B; b++) sigmoids(y[b], s), f(unit + b, start, y[b], s);
+                for (int b = 0; b < B; b++) {
+                    for (int v = 0; v < tile; v++) s[v] = sigmoid(y[b][v]);
+                    f(unit + b, start, y[b], s);
+                }
             }
         });
     }
 
     void forward(int64_t repeat) {
         first_layer(repeat);
+        // What is not finite makes an output that is no number; between the bounds of sigmoids it could become -infinity.
         std::fill_n(out.data, chunk, W{});
+        for (int64_t i = 0; i < inputs; i++)
+            for (int v = 0; v < chunk; v++) out[v] += x[i * chunk + v] - x[i * chunk + v];
         second_layer([&](int64_t unit, int start, const W* z, const W* s) {
             for (int v = 0; v < tile; v++) out[start + v] += last[unit] * (z[v] * s[v]);
         });
@@ -175,7 +175,8 @@ template <class T> struct Network {
         each_tile(hidden, [&](auto number, int64_t unit) {
             constexpr int B = number;
             for (int start = 0; start < chunk; start += tile) {
-                W y[B][tile] = {};
+                W y[B][tile];
+                clear(y);
                 for (int64_t i = 0; i < second_hidden; i++)
                     for (int b = 0; b < B; b++)
                         for (int v = 0; v < tile; v++)

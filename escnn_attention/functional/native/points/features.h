@@ -106,7 +106,8 @@ template <class T> struct FeatureScores {
     }
 
     template <int R, int B> inline void multiply(const Reader* block, const Table& table, int64_t key) const {
-        W y[R][B] = {};
+        W y[R][B];
+        clear(y);
         const int64_t features = call.num_features;
         for (int64_t f = 0; f < features; f++) {
             W x[B];
@@ -123,7 +124,8 @@ template <class T> struct FeatureScores {
         const T* feature[4];
         for (int b = 0; b < 4; b++)
             feature[b] = table.features + std::min(first + b, call.num_features - 1) * table.stride;
-        W y[16] = {};
+        W y[16];
+        clear(y);
         for (int64_t key = 0; key < task.num_keys; key += width) {
             W x[4];
             for (int b = 0; b < 4; b++) x[b] = load(feature[b] + key);
@@ -149,7 +151,8 @@ template <class T> struct FeatureScores {
     }
     template <int B, int F>
     void write_features(const Task<T>& task, const Table& table, int64_t first, int64_t key) const {
-        W y[F][B] = {};
+        W y[F][B];
+        clear(y);
         int64_t feature[F];
         for (int i = 0; i < F; i++) feature[i] = std::min(first + i, call.num_features - 1);
         for (const Reader& reader : readers) {

@@ -69,7 +69,8 @@ template <class T> struct KeyPass {
     void sum_queries(const Tile& tile, const int64_t* keys, int64_t num_keys, int64_t key, T* to, const T* weights,
                      int64_t query_rows, Channels channels_of) const {
         const int64_t some = std::min<int64_t>(width, layout.key_numbers - tile.first);
-        W sums[B][width] = {}, total[B][width] = {};
+        W sums[B][width], total[B][width];
+        clear(sums), clear(total);
         int64_t blocks = 0;
         each_block(tile, query_rows, [&](auto number, const int64_t* rows) {
             constexpr int R = number;

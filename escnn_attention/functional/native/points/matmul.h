@@ -40,7 +40,8 @@ template <class T, int R> void matmul_transposed(const T* const* weight, const T
         const int64_t some = std::min<int64_t>(4, channels - channel);
         const T* row[4];
         for (int b = 0; b < 4; b++) row[b] = keys[std::min(channel + b, channels - 1)];
-        V<T> y[4 * 4] = {};
+        V<T> y[4 * 4];
+        clear(y);
         for (int64_t key = 0; key < length; key += width) {
             V<T> w[R];
             for (int i = 0; i < R; i++) w[i] = load(weight[i] + key);

@@ -35,7 +35,8 @@ template <class T> struct PoseTable {
         T* grad_query = call.grad_q ? as<T>(call.grad_q) + at : nullptr;
         constexpr int B = width < 8 ? width : 8;
         for (int64_t first = 0; first < channels; first += B) {
-            W y[B] = {};
+            W y[B];
+            clear(y);
             const int64_t some = std::min<int64_t>(B, channels - first);
             for (int64_t pose = 0; pose < poses; pose += width) {
                 const W d = load(grad + pose);
