@@ -18,7 +18,7 @@ from escnn_attention.encodings.base import Needs
 from escnn_attention.encodings.bias import EncodingBias, FromAllPoses
 from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional import BETWEEN_POINTS, PointCall, launch
-from escnn_attention.functional.autograd import PRECISE
+from escnn_attention.functional.autograd import PRECISE, exactly
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.call import Halves, PairBias, PairTables, Relate, Values, in_rows
 from escnn_attention.functional.points.reference import probabilities
@@ -319,7 +319,8 @@ class SeenFromPoses:
             seen = matmul(rows.unsqueeze(0), in_rows(offset.flatten(0, 3).T).unsqueeze(0))
             seen = seen.view(*inverse.shape[:2], *offset.shape[1:4]).permute(2, 0, 3, 4, 1)
         else:
-            seen = self.relation(*(from_poses(x, inverse) for x in (query, key))).permute(0, 3, 1, 2, 4)
+            with exactly(query.device.type):  # as of positions that are far from the origin
+                seen = self.relation(*(from_poses(x, inverse) for x in (query, key))).permute(0, 3, 1, 2, 4)
         return seen.unsqueeze(3).to(self.inverse.dtype)
 
 

@@ -13,11 +13,13 @@ from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention import (
     Encoding,
+    LiftedMotion,
     LogPolar,
     MLPEncoding,
     Pair,
     PairKernel,
     PointAttentiveConv,
+    PointLift,
     PointSelfAttention,
     RotaryEncoding,
     Samples,
@@ -270,6 +272,19 @@ def test_half_precision_far_from_the_origin(encoding):
     half = layer.bfloat16()(GeometricTensor(points.tensor.bfloat16(), in_type, points.coords)).tensor
     for y in (mixed_precision, half):
         assert float(((y.float() - expected).norm() / expected.norm()).detach()) < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_motions_under_autocast_far_from_the_origin(dtype):
+    torch.manual_seed(18)
+    space = gspaces.rot2dOnR2(-1)
+    lift = PointLift(FieldType(space, [space.irrep(1)]), 3)
+    layer = PointSelfAttention(lift.out_type, lift.out_type, relation=LiftedMotion())
+    points, *_ = lift(GeometricTensor(torch.randn(6, 2), lift.in_type, torch.randn(6, 2) + 1000))
+    expected = layer(points).tensor
+    with torch.autocast("cpu", dtype):
+        y = layer(points).tensor.float()
+    assert float(((y - expected).norm() / expected.norm()).detach()) < 0.02
 
 
 def test_samples_turned_in_half_precision():
