@@ -352,3 +352,14 @@ def test_derivatives(dim):
         return inverse_of_v(rotation_vector(part[:, dim:]), part[:, :dim])
 
     assert torch.autograd.gradcheck(logarithm, (g[kept].detach().requires_grad_(),))
+
+
+@pytest.mark.parametrize("angle", [0.0, 1e-5, 1e-3, 0.09, 0.11, 2.0])
+def test_second_derivatives_in_single_precision(angle):
+    def second(dtype):
+        omega = (angle * torch.tensor([0.6, 0.0, 0.8])).to(dtype).requires_grad_()
+        y = inverse_of_v(omega, torch.tensor([1.0, 2.0, 3.0], dtype=dtype))
+        (first,) = torch.autograd.grad(y.sum(), omega, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), omega)[0].double()
+
+    torch.testing.assert_close(second(torch.float32), second(torch.float64), rtol=1e-4, atol=1e-5)
