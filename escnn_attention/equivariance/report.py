@@ -12,7 +12,15 @@ import numpy as np
 import torch
 from escnn.group import GroupElement
 from escnn.gspaces import GSpace, GSpace2D, GSpace3D
-from escnn.nn import EquivariantModule, FieldType, GeometricTensor, R2Conv, R3Conv, SequentialModule
+from escnn.nn import (
+    EquivariantModule,
+    FieldType,
+    GeometricTensor,
+    R2Conv,
+    R3Conv,
+    RestrictionModule,
+    SequentialModule,
+)
 
 from escnn_attention._escnn.bases import elements_of
 from escnn_attention.equivariance.features import (
@@ -124,14 +132,15 @@ class EquivarianceReport:
         }
 
     def __str__(self) -> str:
-        lines = [f"{'element':<24} {'absolute':>10} {'relative':>10}"]
+        wide = max(24, *(len(_label(row.element)) for row in self.rows))
+        lines = [f"{'element':<{wide}} {'absolute':>10} {'relative':>10}"]
         for row in self.rows:
             if row.layer == WHOLE:
                 note = "" if row.exact else "  interpolated"
                 if row.element in self.convolution:
                     note += f"; one convolution: {self.convolution[row.element]:.1e}"
-                lines.append(f"{row.element!s:<24} {row.absolute:>10.1e} {row.relative:>10.1e}{note}")
-        lines += [f"{name:<24} {'':>10} {error:>10.1e}" for name, error in self.rolls.items()]
+                lines.append(f"{_label(row.element):<{wide}} {row.absolute:>10.1e} {row.relative:>10.1e}{note}")
+        lines += [f"{name:<{wide}} {'':>10} {error:>10.1e}" for name, error in self.rolls.items()]
         if self.layers:
             width = max(map(len, self.layers))
             lines += ["", f"{'layer':<{width}} {'input':>16} {'absolute':>10} {'relative':>10}"]
@@ -155,7 +164,7 @@ class EquivarianceReport:
             space = worst.input_shape[2:]
             fault = f"loses exactness at input size {_size(space)}" if space else "is not equivariant"
             yield (
-                f"{name} {fault} (relative error {worst.relative:.1e} for {worst.element})"
+                f"{name} {fault} (relative error {worst.relative:.1e} for {_label(worst.element)})"
                 + (f"; exact at {sizes}" if sizes else "")
                 + ("; HalvingPool and AntialiasedPool are exact at every size" if "Pool" in name else "")
             )
@@ -184,7 +193,8 @@ def equivariance_report(
     features, and so does every element on scattered points. For the others escnn interpolates; they are measured on
     smooth features, marked, and left out of the verdict. For comparison the report gives the error of one convolution
     of escnn. The module is copied and not changed; the copy is in eval mode. For a continuous group escnn's testing
-    elements are used, and in space all rotations of a cube.
+    elements are used, and in space all rotations of a cube. Where the module restricts its features to a subgroup, by a
+    ``RestrictionModule``, the elements are those of the subgroup.
 
     Where some layers are on a torus (``padding_mode="circular"``), rolls are measured, too, and for points with a
     ``period`` shifts by whole periods; in a network all layers have to be on it.
@@ -235,14 +245,16 @@ def equivariance_report(
     # belong to a graph, which deepcopy refuses.
     expanded = {id(t): t.detach().clone() for t in module.buffers() if not t.is_leaf}
     module = copy.deepcopy(module, expanded).double().train().eval()
-    group = space.fibergroup
+    for part in module.modules():
+        if isinstance(part, EquivariantModule) and type(part).__module__.startswith("escnn."):
+            part.register_forward_hook(_in_double)
     at = features_on_points(module, shape, seed, coords) if points else features_on_grid(module, shape, seed, False)
-    elements, others = elements_of(group), _others(module, at, arguments, seed)
+    elements, others = _elements(module), _others(module, at, arguments, seed)
     layers = layers and not others
     grids = [] if points else [space]
     grids += [x.type.gspace for x in others.values() if isinstance(x, GeometricTensor) and x.coords is None]
-    exact = [g for g in elements if all(maps_grid(grid, g) for grid in grids)]
-    interpolated = [g for g in elements if g not in exact]
+    exact = {g: same for g, same in elements.items() if all(maps_grid(grid, g) for grid in grids)}
+    interpolated = {g: same for g, same in elements.items() if g not in exact}
     rows = []
     exact_sizes = {}
     named = [(WHOLE, module), *(layers_of(module) if layers else ())]
@@ -331,12 +343,46 @@ def _checked(
     return shape, points
 
 
+def _in_double(_layer: Any, _input: Any, y: Any) -> Any:
+    """The output of a layer of escnn in float64: that of its poolings, norms and gates is in float32."""
+    return GeometricTensor(y.tensor.double(), y.type, y.coords) if isinstance(y, GeometricTensor) else y
+
+
+Elements = Mapping[GroupElement, Mapping[str, GroupElement]]
+"""Elements, and the same ones by the names of the fiber groups to which a module restricts its features."""
+
+
+def _elements(module: EquivariantModule) -> Elements:
+    """The elements under which a module should be equivariant: those of the last subgroup to which it restricts."""
+    space, path = module.in_type.gspace, []
+    for part in module.modules():
+        if isinstance(part, RestrictionModule) and part.in_type.gspace == space:
+            path.append(space.restrict(part._id)[1])
+            space = part.out_type.gspace
+    found = {}
+    for g in elements_of(space.fibergroup):
+        same = {g.group.name: g}
+        for to_group in reversed(path):
+            g = to_group(g)
+            same[g.group.name] = g
+        found[g] = same
+    return found
+
+
+def _transformed(x: GeometricTensor, same: Mapping[str, GroupElement]) -> GeometricTensor:
+    """Features transformed by an element, whichever of the groups they are over."""
+    name = x.type.fibergroup.name
+    if name not in same:
+        raise ValueError(f"module: got features over {name}, needed {' or '.join(same)}, or a RestrictionModule to it")
+    return x.transform(same[name])
+
+
 @torch.no_grad()
 def _errors(
     name: str,
     layer: EquivariantModule,
     x: GeometricTensor,
-    elements: Sequence[GroupElement],
+    elements: Elements,
     exact: bool,
     others: Mapping[str, Any] | None = None,
 ) -> tuple[list[EquivarianceRow], GeometricTensor]:
@@ -344,9 +390,9 @@ def _errors(
     output = layer(x, **arguments)
     scale, norm = output.tensor.abs().max().item(), output.tensor.norm().item()
     rows = []
-    for g in elements:
-        transformed = output.transform(g).tensor
-        of_transformed = layer(x.transform(g), **transformed_features(arguments, g)).tensor
+    for g, same in elements.items():
+        transformed = _transformed(output, same).tensor
+        of_transformed = layer(_transformed(x, same), **transformed_features(arguments, g)).tensor
         if transformed.shape != of_transformed.shape:
             raise ValueError(
                 f"{name}: for {g} the output of the transformed input has shape {tuple(of_transformed.shape)}, the "
@@ -414,7 +460,7 @@ def _rolls(module: EquivariantModule, x: GeometricTensor, others: dict[str, Any]
 
 
 def _inexact_inside(
-    layer: EquivariantModule, x: GeometricTensor, prefix: str, elements: Sequence[GroupElement], tolerance: float
+    layer: EquivariantModule, x: GeometricTensor, prefix: str, elements: Elements, tolerance: float
 ) -> dict[str, tuple[EquivariantModule, GeometricTensor, list[EquivarianceRow]]]:
     """The layers inside another that are not exact, by name, with their inputs and rows."""
     found = {}
@@ -428,7 +474,7 @@ def _inexact_inside(
 def _exact_sizes(
     layer: EquivariantModule,
     shape: tuple[int, ...],
-    elements: Sequence[GroupElement],
+    elements: Elements,
     tolerance: float,
     seed: int,
 ) -> tuple[tuple[int, ...], ...]:
@@ -447,6 +493,11 @@ def _exact_sizes(
                 found.append(size)
                 break
     return tuple(found)
+
+
+def _label(element: GroupElement) -> str:
+    """An element in one line; escnn writes rotations of space as a matrix."""
+    return " ".join(str(element).split())
 
 
 def _order(error: float) -> float:

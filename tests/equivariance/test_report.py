@@ -482,3 +482,59 @@ def test_rolls_on_tori():
     report = equivariance_report(PointSelfAttention(fields, fields, period=2.0, radius=0.8), (9, 8))
     assert report.rolls["shift by 2.0"] < 1e-12
     assert equivariance_report(PointSelfAttention(fields, fields, radius=0.8), (9, 8)).rolls == {}
+
+
+def restricted(space, *ids):
+    """Attention between restrictions to one subgroup after the other."""
+    fields = nn.FieldType(
+        space, 2 * [space.irrep(1) if space.fibergroup.name in ("C8", "SO(2)") else space.irrep(1, 1)]
+    )
+    layers = []
+    for id in ids:
+        layers += [nn.RestrictionModule(fields, id), nn.DisentangleModule(fields.restrict(id))]
+        fields = layers[-1].out_type
+        layers.append(GroupSelfAttention(fields, fields, kernel_size=3, head_fields=2))
+    return nn.SequentialModule(*layers)
+
+
+@pytest.mark.parametrize(
+    ("make", "ids", "elements"),
+    [
+        (lambda: gspaces.rot2dOnR2(8), [4, 2], ["0[2pi/8]", "4[2pi/8]"]),
+        (lambda: gspaces.flipRot2dOnR2(8), [(None, 4)], [f"(+, {2 * i}[2pi/8])" for i in range(4)]),
+        (lambda: gspaces.rot2dOnR2(-1), [2], ["0.0", f"{math.pi}"]),
+    ],
+)
+def test_restrictions_to_subgroups(make, ids, elements):
+    network = restricted(make(), *ids)
+    report = equivariance_report(network, (1, 4, 5, 5))
+    assert list(dict.fromkeys(str(row.element) for row in report.rows)) == elements
+    assert report.relative_error < 1e-12
+    last = network[len(network) - 1].out_type
+    spoiled = nn.SequentialModule(network, Pointwise(last, ramp))
+    assert equivariance_report(spoiled, (1, 4, 5, 5)).relative_error > 1e-3
+
+
+class Restricts(Pointwise):
+    """Restricts its features to C2, unseen."""
+
+    def forward(self, input):
+        return input.restrict(2)
+
+
+def test_restrictions_that_no_module_tells(c4):
+    with pytest.raises(ValueError, match=r"module: .*C2.*RestrictionModule"):
+        equivariance_report(Restricts(c4, None), (1, 4, 3, 3))
+
+
+def test_layers_of_escnn_that_round_to_single_precision():
+    pool = nn.GroupPooling(FIELDS)
+    network = nn.SequentialModule(pool, GroupSelfAttention(pool.out_type, FIELDS, kernel_size=3))
+    assert_equivariant(network, (1, FIELDS.size, 5, 5), tolerance=1e-12)
+
+
+def test_elements_of_space_take_one_line():
+    space = gspaces.rot3dOnR3()
+    norm = FieldLayerNorm(nn.FieldType(space, 2 * [space.irrep(1)]))
+    report = equivariance_report(norm, (1, 6, 2, 2, 2))
+    assert len(str(report).splitlines()) == len(report.rows) + 3
