@@ -310,17 +310,16 @@ def _vectors(call: PointCall, padded: bool) -> tuple[tuple[Tensor, ...], Tensor 
         padded: whether there is one point more, which is what fills up: it keeps values that are not finite from those
             who do not see them. It lies where every relation is finite.
     """
-    q, k, v = (call.q.squeeze(1).transpose(0, 1), call.k.squeeze(1).transpose(0, 1), call.v.squeeze(1).transpose(0, 1))
+    q, k, v = call.q.squeeze(1), call.k.squeeze(1), call.v.squeeze(1)
     asking, asked = call.query_points.coordinates, call.key_points.coordinates
     measure = call.bias.log_measure
-    measure = None if measure is None else measure.expand(len(k), -1)
+    measure = None if measure is None else measure.expand(k.shape[1], -1)
     if padded:
-        q, k, v = (torch.cat([t, t.new_zeros(1, *t.shape[1:])]) for t in (q, k, v))
+        q, k, v = (torch.cat([t, t.new_zeros(len(t), 1, *t.shape[2:])], dim=1) for t in (q, k, v))
         points = [torch.cat([t, t.new_ones(1, t.shape[1])]) for t in ((asking,) if call.one_set else (asking, asked))]
         asking, asked = points[0], points[-1]
         measure = None if measure is None else torch.cat([measure, measure.new_zeros(1, measure.shape[1])])
-        k, v = (t.transpose(0, 1).contiguous().transpose(0, 1) for t in (k, v))
-    return (q, k, v, asking, asked), measure
+    return (q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), asking, asked), measure
 
 
 def in_place(out: list[Tensor], chunks: list[Chunk], shape: tuple[int, ...]) -> Tensor:
