@@ -98,6 +98,7 @@ def test_exact_for_the_samples_that_are_a_subgroup(name):
 
 
 @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary"])
+@pytest.mark.slow
 def test_the_error_falls_with_the_number_of_samples(encoding):
     """For any elements; the parameters are the same whatever the number of samples."""
     gspace = gspaces.rot2dOnR2(-1)
@@ -208,6 +209,7 @@ def case(name, **options):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 def test_vectors_and_tensors_by_the_definition(name):
     layer, x = case(name)
     group = fibers(layer.space, layer.samples)
@@ -387,6 +389,7 @@ def test_turns_are_drawn_in_training_with_the_generator_of_torch():
     assert fixed.plain.transformation is None
 
 
+@pytest.mark.slow
 def test_draws_are_uniform():
     """Means of the matrices of a random element vanish, squares are those of the Haar measure."""
     layer, _ = case("SO(3)", samples=Samples(12, turn="random"))

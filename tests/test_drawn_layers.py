@@ -117,7 +117,7 @@ AROUND_SPACES = spaces.ALL | {
 }
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", AROUND)
 @pytest.mark.parametrize("space", AROUND_SPACES)
 def test_around_attention(name, space, request):

@@ -94,6 +94,7 @@ def test_exported_modules_refuse_them_but_where_each_position_is_treated_by_itse
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("largest", [1e4, 1e8, 1e12])
+@pytest.mark.slow
 def test_gradients_of_large_features_are_finite(name, largest):
     case = CASES[name]
     module = case.drawn().float()

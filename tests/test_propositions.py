@@ -224,6 +224,7 @@ def equation_16(layer, x, matrix, printed):
 
 @pytest.mark.parametrize("name", ["flip", "C2", "C4", "D4"])
 @torch.no_grad()
+@pytest.mark.slow
 def test_proposition_5_2_does_not_hold_for_equation_16_as_printed(name):
     layer = attention_on(GROUPS[name](), "mlp", 3, query="all")
     x = random_field(layer.in_type, 4, 4)

@@ -67,6 +67,7 @@ def test_transposed_and_linear_maps_are_exact():
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [lambda: gspaces.flipRot2dOnR2(-1), gspaces.rot3dOnR3], ids=["O(2)", "SO(3)"])
 @pytest.mark.parametrize("kernel_size", [1, 3])
+@pytest.mark.slow
 def test_continuous_groups_are_exact_on_the_grid(make, kernel_size, monkeypatch):
     """Under all elements that map it onto itself; and not by the bases of escnn."""
     space = make()

@@ -118,6 +118,7 @@ def test_layers_and_kinds_of_fields():
     )
 
 
+@pytest.mark.slow
 def test_images_of_ones_own():
     images = torch.randn(3, 1, 8, 8)
     network = classifier(4)

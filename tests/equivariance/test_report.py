@@ -189,6 +189,7 @@ def test_elements_that_do_not_map_the_grid_are_marked_and_left_out():
     assert_equivariant(GroupSelfAttention(field_type, field_type, kernel_size=3), (1, 8, 9, 9), 1e-12)
 
 
+@pytest.mark.slow
 def test_a_continuous_group():
     gspace = gspaces.rot2dOnR2(-1)
     vectors = nn.FieldType(gspace, [gspace.irrep(1)])

@@ -105,6 +105,7 @@ def test_a_run_is_trained_once(run, trained, three, monkeypatch):
             execute(run, trained, CPU | {"model.label_smoothing": 0.1}, seed=1)
 
 
+@pytest.mark.slow
 def test_tables(run, trained, tmp_path, capsys):
     other = Run("another", run.base, {f"{NETWORK}.widths": [3]}, "C2")
     out = tmp_path / "out"
@@ -238,6 +239,7 @@ def test_two_classes_of_cifar10(monkeypatch, late):
     assert data.num_classes == 2
 
 
+@pytest.mark.slow
 def test_the_widest_network_within_a_budget():
     for budget in (1_000, 1_500, 1_501):
         widths = widest(_network, (1, 2), budget)["init_args"]["widths"]

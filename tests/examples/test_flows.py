@@ -117,6 +117,7 @@ def test_channels_without_an_increment_do_not_change():
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_equal_parameters_and_an_exact_symmetry(name):
     torch.manual_seed(0)
     if needed := {"fno": "neuralop", "revit": "revit"}.get(name):

@@ -286,6 +286,7 @@ def _integrated(systems, number, times):
     return found.y.T.reshape(len(times), 2, *q.shape).swapaxes(0, 1)
 
 
+@pytest.mark.slow
 def test_trajectories_are_those_that_scipy_integrates():
     """The exact ones, which the small version takes, to ten digits; the published rule of the full one nearly."""
     (experiment,) = experiments("springs", True)

@@ -24,6 +24,7 @@ def test_fields_turn_with_their_points():
     assert np.abs((still[:, 1:].numpy() * points).sum(1)).max() < 1e-12
 
 
+@pytest.mark.slow
 def test_the_sphere_changes_least():
     rotations = [Rotation.identity(), Rotation.random(random_state=0)]
     grid = SphereGrid(6)
@@ -35,6 +36,7 @@ def test_the_sphere_changes_least():
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("fields", ["scalars", "scalars, vectors and tensors"])
+@pytest.mark.slow
 def test_the_error_of_a_layer_falls_with_its_samples(fields):
     """Half of the samples of O(3) are mirror images: its error is that of SO(3) with half as many."""
     few, more = (sphere.layer_error(sphere.SPACE, fields, n) for n in (4, 16))

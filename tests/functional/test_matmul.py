@@ -48,6 +48,7 @@ def test_products(rows, inner, columns, transposed):
 
 
 @pytest.mark.parametrize(("rows", "inner", "columns"), [(17, 2, 2), (2, 2, 17), (2, 2, 3)])
+@pytest.mark.slow
 def test_derivatives_of_both_orders(rows, inner, columns):
     for check in torch.autograd.gradcheck, torch.autograd.gradgradcheck:
         assert check(matmul, (random(2, rows, inner), random(2, inner, columns)))

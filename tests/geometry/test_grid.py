@@ -120,6 +120,7 @@ def shortest(window: Window, shape: tuple[int, ...], query: tuple[int, ...], key
 
 
 @given(tori)
+@pytest.mark.slow
 def test_a_torus_has_the_mean_over_the_shortest_offsets(arguments):
     shape, window = arguments
     grid, index = Grid(shape, window), list(itertools.product(*map(range, shape)))

@@ -331,6 +331,7 @@ def test_grids_are_the_published_ones_of_all_cnn_c():
     assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
 
 
+@pytest.mark.slow
 def test_the_report_names_the_strides_of_the_original():
     network = settled(AllCNNC(P4, 1, 3, width=1), 4, 1, 8, 8)
     for size in (8, 9):
@@ -367,6 +368,7 @@ def test_layers_are_as_published_of_all_cnn_c():
     assert 0.9 < kernel.abs().max() / (0.035 / math.sqrt(48 * 9)) <= 1
 
 
+@pytest.mark.slow
 def test_layers_are_as_published_of_resnet44():
     network = ResNet44.cifar10(P4M, attention="features")
     convolutions = [m for m in network.modules() if isinstance(m, AttentiveConv)]

@@ -43,6 +43,7 @@ def attentive(space=None, **options) -> HamiltonianNetwork:
     return HamiltonianNetwork(potential).double()
 
 
+@pytest.mark.slow
 def test_known_springs():
     """The motion of a known potential is that of the equations that scipy integrates."""
     from scipy.integrate import solve_ivp
@@ -90,6 +91,7 @@ def test_leapfrog_keeps_the_energy_for_long():
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("space", [gspaces.flipRot2dOnR2(3), gspaces.dihedralOnR3(2)])
+@pytest.mark.slow
 def test_symmetry_and_conservation(space):
     """Turned systems move in turned ways, moved ones the same way, and momentum and energy are conserved."""
     torch.manual_seed(0)

@@ -213,6 +213,7 @@ def test_masked_points_reach_nothing(batch_norm):
 
 @pytest.mark.parametrize("out", [2, "symmetric tensor"])
 @pytest.mark.parametrize("scalar", [True, False])
+@pytest.mark.slow
 def test_export_needs_no_escnn(out, scalar, without_escnn):
     space = gspaces.rot2dOnR3(4)
     in_type = 3 if scalar else mixed(space)

@@ -202,6 +202,7 @@ def test_trained_networks_are_as_good_as_their_cards_say(name):
 
 
 @pytest.mark.parametrize("name", [name for name in PRETRAINED if name.startswith("point-transformer")])
+@pytest.mark.slow
 def test_trained_networks_have_the_norms_that_they_were_trained_with(name):
     network = models.from_pretrained(name)
     assert {m.plain.kind for m in network.modules() if isinstance(m, FieldLayerNorm)} == {"layer"}

@@ -179,6 +179,7 @@ def test_one_head_for_each_orbit_is_enough_for_fields_of_any_type(data):
 
 
 @pytest.mark.parametrize("name", ["inversion", "mirror", "C4 3D"])
+@pytest.mark.slow
 def test_one_head_for_each_orbit_is_enough_in_space(name):
     space = VOLUME[name]()
     convolution = drawn(R3Conv(mixed(space), mixed(space), 3, padding=1))

@@ -466,6 +466,7 @@ def test_tori_of_other_sizes(sizes, size, window, encoding):
 
 @pytest.mark.parametrize("ratio", [0.5, 1, 2], ids=str)
 @pytest.mark.parametrize("options", [{}, CIRCLE], ids=str)
+@pytest.mark.slow
 def test_memory_grows_with_the_positions(ratio, options):
     """Twice the sides, four times the memory; all scores at once take sixteen times."""
     fields = regular(gspaces.trivialOnR2(), 1)

@@ -211,6 +211,7 @@ def test_running_statistics_have_not_seen_the_warm_up(recordings):
 
 
 @pytest.mark.parametrize("change", ["double", "freeze", "swap"])
+@pytest.mark.slow
 def test_a_change_of_the_network_is_recorded_anew(recordings, change):
     graphed = network()
     step, x = CudaGraphs(graphed), torch.randn(2, 1, 12, 12)

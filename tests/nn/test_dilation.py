@@ -135,6 +135,7 @@ class TestDilatedWindows:
     @pytest.mark.parametrize("measure", ["haar", "counting"])
     @pytest.mark.parametrize(("base", "encoding"), [(2, "mlp"), (3, "fourier"), (2, "rotary")])
     @pytest.mark.parametrize("name", ["trivial", "C8"])
+    @pytest.mark.slow
     def test_lifting(self, name, base, encoding, measure):
         scales = Scales(base, 3)
         layer = lifting(PLANE[name](), scales, windows="dilated", encoding=encoding, measure=measure)

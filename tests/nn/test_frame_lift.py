@@ -47,6 +47,7 @@ class Tokens(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", SPACES)
+@pytest.mark.slow
 def test_convolutions_become_equivariant_at_every_size(name):
     space = SPACES[name]()
     dim = fibers(space).dimension
@@ -122,6 +123,7 @@ def test_gradients_reach_the_network():
     assert all(p.grad.abs().sum() > 0 for p in lift.parameters())
 
 
+@pytest.mark.slow
 def test_export_and_shape():
     lift = FrameLift(Tokens(), gspaces.rot2dOnR2(4)).eval()
     x = torch.randn(2, 3, 8, 8)

@@ -72,6 +72,7 @@ def test_on_a_grid_it_is_group_self_attention():
     ("space", "name"),
     [(lambda: gspaces.flipRot2dOnR2(4), "R2PointConv"), (lambda: gspaces.rot2dOnR3(4), "R3PointConv")],
 )
+@pytest.mark.slow
 def test_it_mixes_with_point_convolutions_of_escnn(space, name):
     pytest.importorskip("torch_geometric")
     torch.manual_seed(16)

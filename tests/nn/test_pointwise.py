@@ -223,6 +223,7 @@ def test_blocks_drop_both_branches_by_sample(points):
     assert same == pytest.approx(0.25, abs=0.1)  # neither branch
 
 
+@pytest.mark.slow
 def test_networks_take_the_parts_of_blocks():
     x = torch.randn(3, 2, 9, 9)
     block = {**PARTS, "norm_kind": "batch"}

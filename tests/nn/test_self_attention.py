@@ -629,6 +629,7 @@ def on_cosets(name, encoding, modes, layer=GroupSelfAttention, *size, **options)
 @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute", "separable"])
 @pytest.mark.parametrize("modes", COSET_MODES, ids="-".join)
 @pytest.mark.parametrize("name", QUOTIENTS)
+@pytest.mark.slow
 def test_poses_that_are_cosets(name, modes, encoding):
     """Equivariant, and not without the mean of the encoding; on grids and between points."""
     if encoding == "rotary" and name in ("C8, 4", "D4, turns"):

@@ -125,6 +125,7 @@ def test_the_formula(space, query, lifts, encoding):
     torch.testing.assert_close(layer(x, measure=measure).tensor, out, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_field_and_its_grid():
     """With the weights of the quadrature the output is that of the field, whatever the grid."""
     torch.manual_seed(3)
@@ -285,6 +286,7 @@ def test_errors():
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("space", SPACES)
+@pytest.mark.slow
 def test_the_block(space):
     space = SPACES[space]
     torch.manual_seed(4)

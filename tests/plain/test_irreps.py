@@ -156,6 +156,7 @@ def calls(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_irreps_where_they_save_time(layer, calls):
     x = torch.randn(1, layer.in_type.size, 32, 32)
     layer.plain(x[..., :2, :2])

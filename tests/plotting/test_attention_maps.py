@@ -32,6 +32,7 @@ def test_attention_turns_with_the_image():
     assert rows[1][0].lines[0].get_data() == ([1], [3])
 
 
+@pytest.mark.slow
 def test_what_is_drawn_are_the_attention_maps_of_the_layer():
     x, lifting, attention = system()
     figure = plot_attention_maps(x, nn.SequentialModule(lifting, attention), "1", positions=[(2, 2)], head=0)
@@ -57,6 +58,7 @@ def test_chosen_queries_are_turned_as_a_whole():
         np.testing.assert_allclose(opacity(after), np.rot90(opacity(before)), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_layer_is_the_first_or_is_named():
     x, lifting, attention = system()
     sequence, options = nn.SequentialModule(lifting, attention), {"positions": [(3, 1)], "head": 0}

@@ -129,6 +129,7 @@ def test_attention_instead_of_what_it_leaves():
     np.testing.assert_allclose(opacity(kept.axes[1]), 0.9 - opacity(left.axes[1]), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_one_kind_of_attention():
     fields = nn.FieldType(C4, 2 * [C4.regular_repr])
     x = fields(torch.randn(1, 8, 7, 7))
@@ -171,6 +172,7 @@ def test_angles():
     assert [number(ax) for ax in turned.axes[1:9]] == [7, 0, 1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_elements_that_do_not_map_the_grid_onto_itself():
     gspace = gspaces.flipRot2dOnR2(3)
     x, model = network(gspace, size=11)

@@ -98,6 +98,7 @@ def test_what_is_not_equivariant_is_seen():
     assert largest(plot_cloud_attention(x, Shifted(), point=1)) > 1e-2
 
 
+@pytest.mark.slow
 def test_clouds_in_space_with_labels_and_bonds():
     g = gspaces.dihedralOnR3(2)
     network = PointTransformer(g, 5, 1, fields=4, num_blocks=2, num_heads=2)

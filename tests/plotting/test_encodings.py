@@ -108,6 +108,7 @@ def marks(figure):
     return np.concatenate([c.get_offsets() for c in figure.axes[0].collections if len(c.get_offsets()) > 1])
 
 
+@pytest.mark.slow
 def test_marks_are_the_positions_of_the_window():
     disc = marks(plot_encoding(layer(gspaces.rot2dOnR2(8), 5)))
     assert len(disc) == 21  # 5×5 without its corners

@@ -37,6 +37,7 @@ def test_curves_and_dots():
     assert curves[1].get_ydata()[1] > 1e-3
 
 
+@pytest.mark.slow
 def test_options():
     given = models()
     figure = plot_equivariance_error(given, angles=[0, 10, 20], size=8, interpolation=False, log=True, title="Errors")
@@ -63,6 +64,7 @@ def test_one_model():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("log", [False, True])
+@pytest.mark.slow
 def test_one_angle(log):
     figure = plot_equivariance_error(measured(angles=(30.0,)), log=log)
     assert drawn(figure) > 1000

@@ -49,6 +49,7 @@ def test_layers_are_the_first_attention_and_the_last_regular_fields():
     assert len(plot_feature_maps(x, lifting, **options).axes) == 1 + 2 * 1
 
 
+@pytest.mark.slow
 def test_models_without_attention_have_feature_maps_too():
     g = gspaces.rot2dOnR2(4)
     network = HybridNet(g, 1, 3, widths=(2,), convolutions=(2,), attention=(0,))

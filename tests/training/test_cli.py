@@ -23,6 +23,7 @@ def run(monkeypatch):
     return invoke
 
 
+@pytest.mark.slow
 def test_table_and_files(run, tmp_path):
     output = tmp_path / "run"
     result = run(*TINY, "--output", output)
@@ -87,6 +88,7 @@ def test_misuse_is_told_in_one_line(run, arguments, message):
     assert message in line
 
 
+@pytest.mark.slow
 def test_a_comparison_that_diverges_has_a_table(run, tmp_path):
     result = run(*TINY, "--output", tmp_path / "run", "--learning-rate", 1e30)
     assert result.exit_code == 0, result.output

@@ -51,6 +51,7 @@ def test_agrees_with_the_reference_in_bands_of_any_size(arguments, chunk):
     ids=str,
 )
 @pytest.mark.parametrize(("order", "key_poses", "channels"), [(1, 1, 1), (5, 10, 9), (6, 6, 6), (7, 7, 3)])
+@pytest.mark.slow
 def test_rows_longer_than_a_vector_and_groups_that_are_not_full(query, shape, window, order, key_poses, channels):
     arguments = (*case(order, key_poses, order, shape, window, {"spatial", "pose"}, channels=channels), query)
     assert_same(outputs_and_gradients("native", *arguments), outputs_and_gradients("reference", *arguments))

@@ -15,6 +15,7 @@ from tests.functional.cases import assert_same, case, cases, leaves, outputs_and
 
 
 @given(cases(max_side=3), st.sampled_from([1, 50, 1000, 2**22]), st.sampled_from([1, 50, 1000, 2**19]))
+@pytest.mark.slow
 def test_agrees_with_the_reference_in_chunks_of_any_size(arguments, scores, of_image):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(portable, "SCORES_PER_CHUNK", scores)
@@ -45,6 +46,7 @@ def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance, query):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("terms", [{"spatial", "pose"}, {"spatial", "pose", "absolute"}], ids=["relative", "absolute"])
+@pytest.mark.slow
 def test_gradients_numerically(monkeypatch, query, terms):
     monkeypatch.setattr(portable, "SCORES_PER_CHUNK", 20)
     (q, k, v), grid, terms = case(2, 2, 2, (2, 2), Window(3), terms, heads=1, channels=1, batch=1)
@@ -79,6 +81,7 @@ def test_holds_a_bounded_chunk_of_the_scores(monkeypatch):
 
 
 @pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.slow
 def test_second_derivatives(query):
     (q, k, v), grid, terms = case(2, 2, 2, (2, 2), Window(3), {"spatial"}, heads=1, channels=1, batch=1)
 
@@ -160,6 +163,7 @@ def pairs(draw):
 
 
 @given(pairs(), st.sampled_from(["spatial", "waves", "rotary", "absolute", "none"]), st.data())
+@pytest.mark.slow
 def test_two_sets_as_the_reference(grids, kind, data):
     *grids, seed = grids
     poses, key_poses, channels = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), 4

@@ -129,6 +129,7 @@ def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance):
 
 
 @interpreted
+@pytest.mark.slow
 def test_autocast_changes_no_product_inside():
     arguments = (*case(2, 2, 2, (4,), Window(3), {"spatial", "pose"}, heads=1, batch=1, dtype=torch.float32), "all")
     plain = outputs_and_gradients("triton", *arguments)
@@ -314,6 +315,7 @@ def test_dropout_drops_at_its_rate_and_independently(passes, query, monkeypatch)
 @interpreted
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.slow
 def test_second_derivatives(passes, query):
     arguments = (*case(2, 2, 2, (3,), Window(3), {"spatial", "pose"}, heads=1, batch=1), query)
     assert_same(twice_differentiated("triton", *arguments), twice_differentiated("reference", *arguments))

@@ -104,6 +104,7 @@ def test_what_is_not_finite_reaches_only_who_sees_it(value, place):
 
 @interpreted
 @pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.slow
 def test_probabilities_add_up_to_one_however_large_scores_are(query):
     """In float32, where a score of a million has no digits after the point: passes round it alike."""
     tensors, grid, terms = case(2, 2, 2, (6,), Window(3), {"spatial", "pose"}, dtype=torch.float32)

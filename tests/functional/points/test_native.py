@@ -190,6 +190,7 @@ def test_the_formula(terms, sum_query_poses, normalize_by_count):
 
 
 @given(st.data())
+@pytest.mark.slow
 def test_random_shapes(data):
     torch.manual_seed(data.draw(st.integers(0, 2**16)))
     number = data.draw(st.integers(1, 9))
@@ -252,6 +253,7 @@ def test_queries_on_a_ring_share_features(ring, rings, queries, images, own_feat
 
 
 @pytest.mark.parametrize("sum_query_poses", [False, True])
+@pytest.mark.slow
 def test_many_queries_of_the_same_keys(sum_query_poses):
     """Parts of the queries add to gradients of keys of their own."""
     assert_close(case((7,), (40,), channels=2, sum_query_poses=sum_query_poses))

@@ -207,6 +207,7 @@ def test_equivariance():
 
 @interpreted
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
+@pytest.mark.slow
 def test_lower_precision(dtype, tolerance):
     layer = layer_of(heads=1, keys="own")
     x = points_of(layer)

@@ -231,6 +231,7 @@ def logits(tensors, image):
     ],
     ids=["DeiT-III", "timm", "mean", "ordinary", "octic", "DINOv2", "registers"],
 )
+@pytest.mark.slow
 def test_networks_give_the_published_outputs(options, invariant):
     tensors = state(invariant=invariant, **options)
     wrapper = "backbone." if "dino" in options else "module."

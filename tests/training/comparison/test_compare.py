@@ -75,6 +75,7 @@ def test_the_whole_comparison(tiny):
     assert not list(folder.rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_finished_networks_are_measured_and_not_trained_again(tiny, compared, monkeypatch):
     first = compared(tiny)
     monkeypatch.setattr(Classifier, "training_step", lambda *_: 1 / 0)
@@ -83,6 +84,7 @@ def test_finished_networks_are_measured_and_not_trained_again(tiny, compared, mo
         compare(replace(tiny, networks="steerable"))
 
 
+@pytest.mark.slow
 def test_changed_options(tiny, compared):
     compared(tiny)
     with pytest.raises(UserError, match=r"seed_everything \(0 there, 1 now"):
@@ -205,6 +207,7 @@ def test_the_error_tells_the_cnn_apart():
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["steerable", "hybrid", "gsa-net"])
+@pytest.mark.slow
 def test_transformed_images_are_recognised_as_well_as_upright_ones(name):
     torch.manual_seed(0)
     network = build_described(describe_network(name, "d4", 8, 10, 1_500)).train()

@@ -20,6 +20,7 @@ def build(name, group="c4", size=8, num_classes=10, parameters=900):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("group", ["c4", "d4"])
 @pytest.mark.parametrize("name", TITLES)
+@pytest.mark.slow
 def test_parameter_counts_are_about_equal(name, group):
     assert count_parameters(build(name, group, parameters=5_000)) == pytest.approx(5_000, rel=0.05)
 

@@ -56,6 +56,7 @@ def test_the_field_of_charges(dim, size):
     )
 
 
+@pytest.mark.slow
 def test_generated_pairs_are_of_unit_variance_and_of_their_seed():
     data, again, other = (PoissonOnTorus(seed=seed, num_train=200, num_test=3) for seed in (0, 0, 1))
     for each in (data, again, other):

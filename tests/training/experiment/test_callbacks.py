@@ -236,6 +236,7 @@ def test_without_its_best_checkpoint_a_folder_gets_a_new_one(tmp_path):
 
 @pytest.mark.parametrize("make", [images, clouds])
 @pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.slow
 def test_the_progress_line(tmp_path, capsys, monkeypatch, make, accumulate):
     """Shows the loss of the last step, and what was measured last, of any task, and nothing of the logger."""
     monkeypatch.setenv("COLUMNS", "150")

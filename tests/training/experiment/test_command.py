@@ -107,6 +107,7 @@ def test_fit_test_and_predict(configuration, fitted, tmp_path, data):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("encoding", ["mlp", "fourier"])
+@pytest.mark.slow
 def test_mixed_precision(configuration, tmp_path, encoding):
     """As in App. F.1: close to single precision, with weights that stay in it."""
     single, mixed = tmp_path / "single", tmp_path / "mixed"
@@ -170,6 +171,7 @@ def test_where_all_images_train_the_last_epoch_counts(configuration, tmp_path, r
     assert not [str(warning.message) for warning in recwarn if "is zero" in str(warning.message)]
 
 
+@pytest.mark.slow
 def test_a_fit_that_fails_leaves_its_folder_usable(configuration, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(UserError, match="margin of 14"):
@@ -201,6 +203,7 @@ def test_a_dev_run_writes_nothing(configuration, fitted, tmp_path):
     assert content().keys() == before.keys() | {folder / "test.json"}
 
 
+@pytest.mark.slow
 def test_one_training_at_a_time_in_a_folder(configuration, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     monkeypatch.setattr("escnn_attention.training.experiment.command._PATIENCE", 0.1)
@@ -236,6 +239,7 @@ def test_a_training_that_another_process_has_finished_meanwhile(configuration, f
         call("fit", file, folder)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_of_its_file(configuration, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -267,6 +271,7 @@ def test_networks_that_give_something_else_than_logits(configuration, tmp_path):
         call("fit", configuration(model__network=network, model__num_classes=10), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_convolutions_are_trained_and_measured_too(configuration, tmp_path):
     """Batch norms count their batches, in a number without dimensions."""
     file = configuration(model__network=hybrid(), **SHORT)
@@ -281,6 +286,7 @@ def test_convolutions_are_trained_and_measured_too(configuration, tmp_path):
     assert json.loads((tmp_path / "run" / "test.json").read_text(encoding="utf-8"))["weights_sha256"] != first
 
 
+@pytest.mark.slow
 def test_callbacks_of_ones_own(configuration, tmp_path):
     """In the configuration, for all commands."""
     callbacks = [
@@ -303,6 +309,7 @@ def test_a_training_that_diverges_is_reported(configuration, tmp_path):
     assert 0 <= result["accuracy"] <= 1
 
 
+@pytest.mark.slow
 def test_each_part_of_an_accumulated_batch_has_a_dropout_of_its_own(configuration, tmp_path, monkeypatch):
     drawn = []
     step = Classifier.training_step
@@ -419,6 +426,7 @@ def test_a_refused_training_leaves_a_folder_as_it_was(configuration, tmp_path):
     assert os.listdir(folder) == ["notes.txt"]
 
 
+@pytest.mark.slow
 def test_options_are_those_that_lightning_parses(configuration, monkeypatch, capsys):
     """Though by the parser of the command alone, which is made once."""
 

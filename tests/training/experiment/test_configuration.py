@@ -133,6 +133,7 @@ def test_a_schedule_is_laid_out_anew_over_a_longer_training(configuration, fitte
     assert [float(row["learning_rate"]) for row in rows(longer)] == rates
 
 
+@pytest.mark.slow
 def test_the_first_step_of_a_longer_training(configuration, fitted, tmp_path, monkeypatch):
     """Is at the rate of the longer schedule, though the optimiser was left at that of the end of the shorter one."""
     fitted(configuration(), tmp_path / "run")
@@ -184,6 +185,7 @@ def test_configurations_that_are_none(tmp_path, content, message):
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "examples" / "gsa_nets" / "configurations").glob("*.yaml")), ids=lambda p: p.stem
 )
+@pytest.mark.slow
 def test_configurations_of_the_paper(path):
     """Every file is understood, and builds the network of the paper that it names."""
     config = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -133,6 +133,7 @@ def test_what_is_left_behind_is_found(fork, configuration, tmp_path, monkeypatch
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("lost", [["last.ckpt"], ["last.ckpt", "epochs.csv"], ["last.ckpt", "epochs.csv", "best.ckpt"]])
+@pytest.mark.slow
 def test_a_training_without_its_last_checkpoint_is_left_alone(configuration, fitted, tmp_path, lost):
     folder = tmp_path / "run"
     file = configuration(**SHORT)
@@ -147,6 +148,7 @@ def test_a_training_without_its_last_checkpoint_is_left_alone(configuration, fit
     assert files(folder) == before
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_alone(configuration, fitted, tmp_path):
     """Of the first epoch, a kill can leave it alone: the same training makes it again. Any other is kept."""
     folder = tmp_path / "run"
@@ -177,6 +179,7 @@ def test_a_folder_with_a_training_takes_none_from_elsewhere(configuration, fitte
     call("test", file, tmp_path / "one", *given[:2])  # the control: it is read from anywhere
 
 
+@pytest.mark.slow
 def test_a_configuration_of_ones_own_is_not_replaced(configuration, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()

@@ -32,6 +32,7 @@ def test_results_of_other_measurements_are_kept(configuration, fitted, tmp_path,
     assert (folder / "test.old-2.json").read_text(encoding="utf-8") == "my notes"
 
 
+@pytest.mark.slow
 def test_a_damaged_last_checkpoint_does_not_keep_the_best_one_from_being_measured(
     configuration, fitted, tmp_path, capsys
 ):

@@ -102,6 +102,7 @@ def test_the_network_tells_the_number_of_classes():
         module_of(torch.randn(2, 3, 4, 4)).training_step((torch.zeros(2, 1, 5, 5), torch.zeros(2, 5, 5).long()), 0)
 
 
+@pytest.mark.slow
 def test_training_and_testing_by_the_command(tmp_path):
     (tmp_path / "small.yaml").write_text(CONFIGURATION)
     folder = tmp_path / "run"

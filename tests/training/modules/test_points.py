@@ -256,6 +256,7 @@ class KnownSprings(torch.nn.Module):
         return self.factor * torch.stack([potential(q, k) for q, k in parts])[:, None]
 
 
+@pytest.mark.slow
 def test_dynamics_of_known_springs():
     """The true potential has the error of the integrator; a wrong one, a large one. Its own energy is conserved."""
     data = Springs(num_train=4, num_valid=4, num_test=20, batch_size=20, frames=5)

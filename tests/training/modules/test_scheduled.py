@@ -163,6 +163,7 @@ def averaged(steps):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_what_is_measured_and_kept_is_the_average(tmp_path):
     module, watch, kept = fit(tmp_path, ema=DECAY)
     for epoch in (1, 2):
@@ -182,6 +183,7 @@ def test_what_is_measured_and_kept_is_the_average(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_training_itself_is_as_without(tmp_path):
     _, one, _ = fit(tmp_path, ema=DECAY)
     _, other, _ = fit(tmp_path)
@@ -191,6 +193,7 @@ def test_training_itself_is_as_without(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_filters_are_made_anew(tmp_path):
     """The control: what Lightning has for modules whose buffers stay measures filters of other weights, if any."""
     try:
@@ -329,6 +332,7 @@ def rates(peak, epochs=6, **options):
     return seen
 
 
+@pytest.mark.slow
 def test_steps():
     assert rates(1.0, schedule="steps", milestones=[2, 4]) == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
     assert rates(1.0, schedule="steps", milestones=[1], gamma=0.5, epochs=3) == pytest.approx([1, 0.5, 0.5])

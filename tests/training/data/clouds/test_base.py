@@ -189,6 +189,7 @@ def test_processes_see_together_what_one_sees(kind, world_size):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", MADE)
+@pytest.mark.slow
 def test_a_batch_is_the_same_from_another_process(kind):
     options = {"kind": kind, "rotate_train": True, "rotate_test": True}
     here, there = loaded(**options), loaded(**options, num_workers=2)

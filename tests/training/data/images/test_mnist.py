@@ -113,6 +113,7 @@ def test_damaged_archives(tmp_path, arrays, content):
     not os.path.exists(os.path.join(os.environ.get("ESCNN_ATTENTION_DATA", ""), "mnist.npz")),
     reason="ESCNN_ATTENTION_DATA names no folder with mnist.npz",
 )
+@pytest.mark.slow
 def test_the_real_data():
     data = MNIST(batch_size=1_000)
     data.prepare_data()

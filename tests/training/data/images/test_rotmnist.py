@@ -141,6 +141,7 @@ def test_the_real_data_in_batches():
 
 
 @real
+@pytest.mark.slow
 def test_turned_back_the_real_digits_are_upright():
     with np.load(data_folder(None, "") / "rotmnist.npz", allow_pickle=False) as arrays:
         if "test_angles" not in arrays:
