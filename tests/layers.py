@@ -269,6 +269,7 @@ CASES = {
     "GroupSelfAttention, rotary values": Case(
         attention(ea.RotaryEncoding(values=True), None, query="all"), shape=(2, 5, 5)
     ),
+    "GroupSelfAttention, convolutional": Case(attention("convolutional"), shape=(2, 5, 5)),
     "GroupSelfAttention, absolute": Case(attention("absolute", None), shape=(2, 5, 5)),
     "GroupSelfAttention, SO(2)": Case(lambda: ea.GroupSelfAttention(vectors(SO2), vectors(SO2), 2, 3, samples=6)),
     "GroupSelfAttention, turned": Case(

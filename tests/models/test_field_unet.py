@@ -6,7 +6,6 @@ import pytest
 import torch
 from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor
-from torch.utils.checkpoint import checkpoint
 
 from escnn_attention import equivariance_report
 from escnn_attention.models import FieldUNet
@@ -127,16 +126,6 @@ def test_levels_of_patches(space, convolutions):
     kernel = torch.randn_like(network.head.plain.kernel_and_bias(x.tensor)[0])  # the negative control
     network.head.plain.kernel_and_bias = lambda like: (kernel, None)
     assert error_of(network, size) > 1e-3
-
-
-def test_gradients_with_checkpointing():
-    network = network_on(gspaces.rot2dOnR2(4)).train()
-    x = torch.randn(2, 3, 6, 6).double().requires_grad_()
-    grads = [
-        torch.autograd.grad(f(x).square().sum(), [x, *network.parameters()])
-        for f in (network, lambda x: checkpoint(network, x, use_reentrant=False))
-    ]
-    torch.testing.assert_close(*grads)
 
 
 def test_features_of_a_backbone():

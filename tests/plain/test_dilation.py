@@ -1,4 +1,3 @@
-import copy
 import functools
 import itertools
 import math
@@ -229,27 +228,6 @@ def test_every_backend(make, backend):
         other.load_state_dict(layer.state_dict())
         x = random_field(layer.in_type, 6, 6, batch=1)
         torch.testing.assert_close(layer(x).tensor, other(x).tensor, rtol=1e-10, atol=1e-11)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 5e-2)]
-)
-@pytest.mark.parametrize(
-    ("name", "base", "windows"), [("D4", 2, "scaled"), ("D4", 2, "dilated"), ("C8", 1.5, "scaled")]
-)
-@pytest.mark.parametrize("make", [lifting, group])
-def test_cuda(make, name, base, windows, dtype, tolerance):
-    layer = make(PLANE[name](), Scales(base, 3), windows=windows)
-    x = random_field(layer.in_type, 9, 8)
-    exact = layer(x).tensor
-    there = copy.deepcopy(layer).to("cuda", dtype)
-    got = there(layer.in_type(x.tensor.to("cuda", dtype))).tensor
-    assert got.device.type == "cuda"
-    assert (got.double().cpu() - exact).norm() < tolerance * exact.norm()
-    got.float().square().sum().backward()
-    assert all(p.grad.isfinite().all() for p in there.parameters())
 
 
 @pytest.mark.sampled(1, of="compiled graphs")

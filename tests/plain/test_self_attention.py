@@ -1,6 +1,5 @@
 """Self-attention on tensors: the formula in plain loops, windows, layers on scalars, precision, export."""
 
-import copy
 import functools
 import itertools
 import math
@@ -294,23 +293,6 @@ class TestPrecision:
         assert low.dtype == torch.bfloat16
         assert (low.float() - exact).norm() < 2e-2 * exact.norm()
         assert all(p.grad.isfinite().all() for p in layer.parameters())
-
-    @pytest.mark.gpu
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-    @pytest.mark.parametrize(
-        ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-3), (torch.bfloat16, 5e-2)]
-    )
-    def test_cuda(self, dtype, tolerance):
-        for query, size in itertools.product(("own", "all"), (None, 3)):
-            layer = attention_for(PLANE["D4"](), size=size, query=query)
-            x = random_field(layer.in_type, 8, 8)
-            exact = layer(x).tensor
-            on_gpu = copy.deepcopy(layer).to("cuda", dtype)
-            got = on_gpu(layer.in_type(x.tensor.to("cuda", dtype))).tensor
-            assert got.device.type == "cuda"
-            assert (got.double().cpu() - exact).norm() < tolerance * exact.norm()
-            got.float().square().sum().backward()
-            assert all(p.grad.isfinite().all() for p in on_gpu.parameters())
 
 
 class TestExport:
