@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from escnn.group import Representation
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
@@ -135,10 +136,20 @@ def _patches(
     for representation, channels in columns_of(in_type):
         products = out_type
         if not representation.is_trivial():
-            products = FieldType(out_type.gspace, [r.tensor(representation) for r in out_type.representations])
+            inverse = _dual(representation)
+            products = FieldType(out_type.gspace, [r.tensor(inverse) for r in out_type.representations])
         tables.append(invariant_table(products, size, copies=len(channels), std=std))
         columns.append(channels)
     return tables, columns, invariant_vectors(out_type)
+
+
+def _dual(representation: Representation) -> Representation:
+    """The representation by the transposed inverse, which is the same one if it is orthogonal."""
+    basis = representation.change_of_basis
+    if np.allclose(basis @ basis.T, np.eye(representation.size)):
+        return representation
+    inverse = representation.change_of_basis_inv.T
+    return Representation(representation.group, f"dual {representation.name}", representation.irreps, inverse, [])
 
 
 def invariant_table(field_type: FieldType, size: int, *, copies: int = 1, std: float = 0.02) -> InvariantTable:

@@ -1,12 +1,21 @@
 """Patches of images as fields."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from escnn import gspaces
+from escnn.group import change_basis
 from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention import FourierEncoding, PatchDecoder, PatchEmbedding, PositionEmbedding, PositionTable
+from escnn_attention import (
+    FourierEncoding,
+    PatchDecoder,
+    PatchEmbedding,
+    PositionEmbedding,
+    PositionTable,
+    assert_equivariant,
+)
 from tests import spaces
 from tests.layers import BATCH, MASK
 from tests.nn.points import cloud, error_of
@@ -41,6 +50,12 @@ def test_a_kernel_between_fields_is_every_one_that_is_equivariant():
     kernel = layer.plain.kernel_and_bias(x.tensor)[0].detach()
     decoder.plain.kernel_and_bias = lambda like: (kernel.transpose(0, 1), None)
     torch.testing.assert_close((layer(x).tensor * y.tensor).sum(), (x.tensor * decoder(y).tensor).sum())
+
+
+def test_representations_that_are_not_orthogonal():
+    sheared = FieldType(D4, 2 * [change_basis(D4.irrep(1, 1), np.array([[1.0, 2.0], [0.0, 1.0]]), "sheared")])
+    for layer in PatchEmbedding(sheared, sheared, 2), PatchDecoder(sheared, sheared, 2):
+        assert_equivariant(layer, (2, 4, 4, 4), tolerance=1e-12)
 
 
 def test_without_a_group_it_is_the_embedding_of_every_vision_transformer():
