@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -143,7 +144,10 @@ def check_on_torus(encoding: Encoding, window: Window) -> None:
 
 def flat_positions(positions: Sequence[Sequence[int]] | Sequence[int] | Tensor, shape: Sequence[int]) -> Tensor:
     """The numbers of positions ``(n, d)`` of a grid, or ``(n,)`` of points; negative ones count from the end."""
-    index = torch.as_tensor(positions, dtype=torch.long).reshape(len(positions), -1)
+    given = torch.as_tensor(positions)
+    if not given.numel() or given.is_floating_point():
+        raise ValueError(f"positions: got {positions}, needed whole numbers, of one query or more")
+    index = given.long().reshape(len(positions), -1)
     if index.shape[1] != len(shape):
         raise ValueError(f"positions: got {index.shape[1]} indices each, needed {len(shape)}")
     size = torch.tensor(shape, dtype=torch.long)
@@ -172,10 +176,12 @@ def pose_indices(
             if group.cosets is None and pose not in group.elements:
                 raise ValueError(f"poses: got {pose}, which is none of the {group.order} samples of {pose.group.name}")
             return group.index(pose)
-        if not 0 <= pose < group.order:
-            raise ValueError(f"poses: got {pose}, needed an index from 0 to {group.order - 1}")
-        return int(pose)
+        if not hasattr(pose, "__index__") or not 0 <= operator.index(pose) < group.order:
+            raise ValueError(f"poses: got {pose!r}, needed an element or an index from 0 to {group.order - 1}")
+        return operator.index(pose)
 
+    if not len(poses):
+        raise ValueError("poses: got none, needed one or more, or None for all")
     return [index_of(pose) for pose in poses]
 
 

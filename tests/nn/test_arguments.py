@@ -95,8 +95,14 @@ class TestBadInput:
             self.layer.attention_maps(x, [(0, 0, 0)])
         with pytest.raises(ValueError, match=r"positions: .*below \(4, 4\)"):
             self.layer.attention_maps(x, [(0, 4)])
-        with pytest.raises(ValueError, match=r"poses: .*index from 0"):
-            self.layer.attention_maps(x, [(0, 0)], [8])
+        for positions in ([], [(0.5, 0.0)]):
+            with pytest.raises(ValueError, match=r"positions: .*needed whole numbers"):
+                self.layer.attention_maps(x, positions)
+        for pose in (8, 0.5, "1"):
+            with pytest.raises(ValueError, match=r"poses: .*index from 0"):
+                self.layer.attention_maps(x, [(0, 0)], [pose])
+        with pytest.raises(ValueError, match=r"poses: .*None for all"):
+            self.layer.attention_maps(x, [(0, 0)], [])
         with pytest.raises(ValueError, match=r"poses: .*needed D4"):
             self.layer.attention_maps(x, [(0, 0)], [PLANE["C4"]().fibergroup.identity])
 
