@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 from collections.abc import Iterator
 
 from escnn_attention._checks import reason_of
+
+_OR_NONE = re.compile(
+    r"Does not validate against any of the Union subtypes Subtypes: .*? Errors: - (?!Expected)(.*) - Expected a <class "
+    r"'NoneType'> Given value type: .*"
+)
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an error of the command line; of an option that may be None, what is wrong with its value."""
+    return _OR_NONE.sub(r"\1", reason_of(error))
 
 
 class UserError(Exception):
@@ -34,4 +45,4 @@ def as_misuse(command: str) -> Iterator[None]:
     try:
         yield
     except argparse.ArgumentError as error:
-        raise UserError(f"{reason_of(error).rstrip('.')} (see escnn-attention {command} --help)") from error
+        raise UserError(f"{message_of(error).rstrip('.')} (see escnn-attention {command} --help)") from error

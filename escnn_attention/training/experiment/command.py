@@ -23,7 +23,7 @@ from escnn_attention.models.limits import within
 from escnn_attention.nn.summary import count_parameters
 from escnn_attention.training.data.images.base import PublishedImages
 from escnn_attention.training.data.images.own import OwnImages
-from escnn_attention.training.errors import UserError, as_misuse, as_user_error
+from escnn_attention.training.errors import UserError, as_misuse, as_user_error, message_of
 from escnn_attention.training.experiment.callbacks import (
     EpochHistory,
     PredictionWriter,
@@ -376,4 +376,4 @@ def _built() -> Iterator[None]:
         raise
     except Exception as error:
         clear = isinstance(error, (NotImplementedError, TypeError, ValueError, MisconfigurationException))
-        raise UserError(reason_of(error) if clear else f"{type(error).__name__}: {reason_of(error)}") from error
+        raise UserError(message_of(error) if clear else f"{type(error).__name__}: {reason_of(error)}") from error

@@ -327,11 +327,14 @@ def test_each_part_of_an_accumulated_batch_has_a_dropout_of_its_own(configuratio
         ({}, ["--ckpt_path", "no/such.ckpt"], r"there is no file no/such\.ckpt"),
         ({"model__network__init_args__num_heads": 0}, [], "num_heads: got 0, needed at least 1"),
         ({"model__network__init_args__crops": [1, 2]}, [], "crops: got 2 values, needed one for each block, 1"),
+        ({"data__init_args__batch_size": 0}, [], "batch_size must be at least 1, got 0"),
+        ({"data__class_path": "escnn_attention.training.No"}, [], "data.*module '.*' has no attribute 'No'"),
     ],
 )
 def test_mistakes_have_one_clear_line(configuration, tmp_path, changes, options, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as raised:
         call("fit", configuration(**changes), tmp_path / "run", *options)
+    assert len(str(raised.value)) < 250
 
 
 @pytest.mark.sampled
