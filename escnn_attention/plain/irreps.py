@@ -24,24 +24,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention.functional import launch
-from escnn_attention.functional.autograd import needs_operators
-from escnn_attention.functional.irreps import (
-    Images,
-    by_image,
-    from_copies,
-    from_copies_plainly,
-    to_copies,
-    to_copies_plainly,
-    weight_gradients,
-)
+from escnn_attention.functional.autograd import PRECISE, needs_operators
+from escnn_attention.functional.irreps import Copies, are_matrices, as_matrices, transform
 from escnn_attention.functional.matmul import of_one_precision
 from escnn_attention.plain.buffers import Derived, ExactBuffers
 
 _PER_NUMBER = 24
-_PER_NUMBER_ACROSS = 240
 _PER_PRODUCT = 2**20
-"""What a number moved between layouts, one of poses whose positions lie side by side, and a call of a product cost, in
-multiplications of a large product.
+"""What a number moved between layouts and a call of a product cost, in multiplications of a large product.
 
 Measured on one core of a processor with AVX-512 in float32, forward and backward: the layouts and 10 µs a call. Weights
 of all poses give positions side by side without moving them."""
@@ -87,8 +77,6 @@ class Irreps(ExactBuffers):
     def __init__(self, segments: Sequence[Segment], fields: int, groups: int = 1, invariants: np.ndarray | None = None):
         super().__init__()
         self.fields, self.groups = fields, groups
-        # Whether the channels of a pose of a head fill a cache line, and may be far from those of the next pose.
-        self._wide = groups > 1 and fields // groups >= 16
         self._kept: Derived[list[Tensor]] = Derived()
         irreps = [segment.irreps or () for segment in segments]
         self.components = tuple(len(irrep.reads) for irrep in irreps[0])
@@ -102,10 +90,10 @@ class Irreps(ExactBuffers):
                 f"weights_{i}", np.concatenate([irrep.weights.reshape(-1, size) for irrep in of_segment])
             )
             self.register_exact(f"columns_{i}", segments[i].columns)
-        columns = np.concatenate([segment.columns.T.ravel() for segment in segments])
+        columns = np.concatenate([segment.columns.ravel() for segment in segments])
         # The fields of one representation, side by side, are an axis of the channels.
         one = len(segments) == 1
-        self._ordered = one and bool((segments[0].columns.ravel() == np.arange(len(columns))).all())
+        self._ordered = one and bool((columns == np.arange(len(columns))).all())
         # By irrep and component; within them the segments follow each other.
         numbers = [
             np.repeat([r * len(columns) + a for r, i in enumerate(irrep) for a, _ in np.ndindex(i.reads.shape[:2])], n)
@@ -153,230 +141,188 @@ class Irreps(ExactBuffers):
         calls = 8 + (order if self.groups > 1 else sum(self.components)) + len(self.components) * len(self._shapes)
         self._saved, self._overhead = dense - moved - products, weights + _PER_PRODUCT * calls
 
-    def pays(self, x: Tensor, weight: Tensor, number: int, across: bool = False) -> bool:
-        """Whether irreps cost less at so many positions, on CPUs; ``across``: the heads of a position lie side by side.
+    def pays(self, x: Tensor, weight: Tensor, number: int) -> bool:
+        """Whether irreps cost less at so many positions, on CPUs.
 
         A program holds no decision that depends on a size.
         """
         if x.device.type in launch.DEVICES or torch.compiler.is_compiling() or needs_operators(x, weight):
             return False
-        moved = (_PER_NUMBER_ACROSS - _PER_NUMBER) * self.fields * len(self.poses) if across else 0
-        return number * (self._saved - moved) > self._overhead
+        return number * self._saved > self._overhead
 
-    def to_poses(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Regular fields ``(groups, ..., H, F // groups)`` of ``(..., size)``, by weights ``(F, size)`` of a pose."""
-        return self._map(x, weight, bias, False)
+    def to_poses(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, parts: int = 1, side_by_side: bool = False
+    ) -> Sequence[Tensor]:
+        """Regular fields ``(groups, B, N, H, F // groups)`` of ``(B, N, size)``, in so many parts of the groups.
 
-    def to_images(self, x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> Sequence[Tensor]:
-        """:meth:`to_poses` of ``(B, N, size)`` in so many parts, with the positions of an image side by side."""
-        found: Sequence[Tensor] = self._map(x, weight, bias, False, of_images=parts)
-        return found
+        Args:
+            x: ``(B, N, size)``.
+            weight: that of a pose, ``(F, size)``.
+            bias: that of the first groups, ``(groups', 1, F // groups)``.
+            parts: their number.
+            side_by_side: whether the positions of an image are to lie side by side in memory.
+        """
+        if bias is not None:
+            bias = F.pad(bias.flatten(), (0, self.fields - bias.numel())) * math.sqrt(len(self.poses))
+        return self._map(x, weight, bias, parts, side_by_side)
 
     def from_poses(self, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Features of regular fields, with a bias ``(k,)`` of the invariants: :meth:`to_poses` backwards."""
-        return self._map(y, weight, bias, True)
-
-    def from_images(self, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """:meth:`from_poses` of ``(groups, B, N, H, F // groups)`` with the positions of an image side by side."""
-        return self._map(y, weight, bias, True, of_images=1)
-
-    def _map(self, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, of_images: int = 0) -> Any:
-        x, weight = of_one_precision(x, weight)
-        if bias is not None and transposed:
+        """Features of regular fields, with a bias ``(k,)`` of the invariants: the transpose of :meth:`to_poses`."""
+        if bias is not None:
             assert self.invariants is not None
-            bias = self.invariants.to(x.dtype) @ bias.to(x.dtype)
-        elif bias is not None:
-            bias = F.pad(bias.flatten(), (0, self.fields - bias.numel())).to(x.dtype) * math.sqrt(len(self.poses))
+            bias = self.invariants.to(bias.dtype) @ bias
+        return self._map(y, weight, bias, 0, False)[0]
+
+    def _map(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, parts: int, side_by_side: bool
+    ) -> tuple[Tensor, ...]:
+        x, weight = of_one_precision(x, weight)
+        bias = None if bias is None else bias.to(x.dtype)
         weights = self._kept.of(weight, self._weights, self.training)
         if torch.is_grad_enabled():
-            return _Map.apply(self, transposed, of_images, x, bias, *weights)
-        if of_images:
-            return self.compute_images(x, bias, weights, transposed, of_images)
-        return self.compute(x, bias, weights, transposed)[0]
+            found: tuple[Tensor, ...] = _Map.apply(self, parts, side_by_side, x, bias, *weights)
+            return found
+        return self.compute(x, bias, weights, parts, side_by_side)
 
     def compute(
-        self,
-        x: Tensor,
-        bias: Tensor | None,
-        weights: Sequence[Tensor],
-        transposed: bool,
-        like: Tensor | None = None,
-        plainly: bool = False,
-    ) -> tuple[Tensor, Any]:
-        """The map or its transpose; and its input in irreps.
-
-        The output lies in memory as ``like``, or the input; ``plainly`` takes operations that autograd follows.
-        """
-        rows = self._by_position(x, transposed) if like is None else self._by_position(like, not transposed)
-        if not transposed:
-            by_position, seen = rows or self.groups > 1, self._analyse(x)
-            y = (to_copies_plainly if plainly else to_copies)(seen, weights, by_position)
-            if bias is not None:
-                of_trivial = bias if by_position else bias[:, None]
-                y = torch.cat([y[:1] + of_trivial, y[1:]]) if plainly else y
-                if not plainly:
-                    y[0] += of_trivial
-            return self._synthesise_poses(y, x.shape[:-1], rows), seen
-        by_position, poses, lead = self._poses_by_position(x), self._analyse_poses(x), x.shape[1:-2]
-        room, out = self._room(poses, math.prod(lead), rows)
-        if plainly:
-            found = from_copies_plainly(poses, weights, by_position, out)
-            found = found if bias is None else [found[0] + bias[:, None], *found[1:]]
-            return self._synthesise(found, None, lead, rows), poses
-        found = from_copies(poses, weights, by_position, out)
-        if bias is not None:
-            found[0].add_(bias[:, None])
-        return self._synthesise(found, room, lead, rows), poses
+        self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor], parts: int, side_by_side: bool
+    ) -> tuple[Tensor, ...]:
+        """Regular fields of features in so many parts; with none, features of regular fields."""
+        of_parts, bias = _by_part(weights, parts), None if bias is None else bias.unsqueeze(1)
+        if not parts:
+            y = _readable_fields(x)
+            found = self._room_of_features(y)
+            lines = _lines([found], [y])
+            copies, room = self._room(found, len(lines[0][0][0]), 1)
+            for (features,), (fields,) in lines:
+                copies.read(fields)
+                copies.map_to(self._split(room), of_parts[0], True)
+                if bias is not None:
+                    self._split(room)[0].add_(bias)
+                self._synthesise(room, features)
+            return (found,)
+        x = _readable(x)
+        made = [self._room_of_fields(x, parts, side_by_side) for _ in range(parts)]
+        lines = _lines([x], made)
+        copies, room = self._room(x, len(lines[0][0][0]), parts)
+        biases = [None] * parts if bias is None else bias.chunk(parts)
+        for (features,), parts_of_line in lines:
+            seen = self._analyse(features, room)
+            for fields, of_part, of_bias in zip(parts_of_line, of_parts, biases, strict=True):
+                copies.map_from(seen, of_part, of_bias)
+                copies.write(fields)
+        return tuple(made)
 
     def differentiate(
-        self, grad: Tensor, x: Tensor, weights: Sequence[Tensor], transposed: bool
+        self, grads: Sequence[Tensor], x: Tensor, weights: Sequence[Tensor], parts: int
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """The gradients of the input, of the bias of the trivial irrep, and of the weights of each irrep."""
-        of_x, of_y = self.compute(grad, None, weights, not transposed, like=x)
-        if transposed:
-            poses = self._analyse_poses(x)
-            return of_x, of_y[0][0].sum(1), weight_gradients(of_y, poses, weights, self._poses_by_position(x))
-        by_position = self._poses_by_position(grad)
-        return (
-            of_x,
-            of_y[0].sum(0 if by_position else 1),
-            weight_gradients(self._analyse(x), of_y, weights, by_position),
-        )
-
-    def compute_images(
-        self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor], transposed: bool, parts: int
-    ) -> Any:
-        """The map in so many parts, or its transpose, image by image."""
-        poses = self.poses.to(x.dtype)
-        if not transposed:
-            y = self._parts(x, x.shape[:2], parts)
-            Images(poses, self._analyse(x), weights, y).write(bias)
-            return tuple(part.permute(1, 0, 4, 2, 3) for part in y)
-        room, found = self._room(x, math.prod(x.shape[1:3]), False)
-        Images(poses, found, weights, [by_image(x)]).read()
-        if bias is not None:
-            found[0].add_(bias[:, None])
-        return self._synthesise(found, room, x.shape[1:3], False)
-
-    def differentiate_images(
-        self, grads: Sequence[Tensor], x: Tensor, weights: Sequence[Tensor], transposed: bool
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """:meth:`differentiate` for :meth:`compute_images`."""
-        poses = self.poses.to(x.dtype)
-        if not transposed:
-            room, found = self._room(x, math.prod(x.shape[:2]), False)
-            images = Images(poses, self._analyse(x), weights, [by_image(grad) for grad in grads])
-            of_weights, of_bias = images.weight_gradients(found)
-            return self._synthesise(found, room, x.shape[:2], False), of_bias, of_weights
-        seen, (y,) = self._analyse(grads[0]), self._parts(x, x.shape[1:3], 1)
-        of_weights, _ = Images(poses, seen, weights, [by_image(x)]).weight_gradients(None)
-        Images(poses, seen, weights, [y]).write(None)
-        return y.permute(1, 0, 4, 2, 3), seen[0][0].sum(1), of_weights
-
-    def _parts(self, like: Tensor, lead: Sequence[int], parts: int) -> list[Tensor]:
-        """Room for regular fields in so many parts, each as :func:`by_image` has it, of B images of N positions."""
-        shape = (lead[0], self.groups // parts, len(self.poses), self.fields // self.groups, lead[1])
-        return [like.new_empty(shape) for _ in range(parts)]
-
-    def _by_position(self, x: Tensor, of_poses: bool) -> bool:
-        """Whether positions follow each other in memory, each with its channels; heads of several images vary."""
-        if of_poses and self.groups > 1:
-            return x.shape[1] == 1
-        return x.stride(-2 if of_poses else -1) == 1
-
-    def _poses_by_position(self, y: Tensor) -> bool:
-        return self.groups > 1 or self._by_position(y, True)
-
-    def _analyse_poses(self, y: Tensor) -> Tensor:
-        """The irreps of regular fields ``(groups, ..., H, F // groups)``."""
-        poses = self.poses.to(y.dtype)
-        if self._wide:
-            found = poses @ y.movedim(-2, 0).movedim(1, -2).reshape(len(poses), -1)
-        elif self._poses_by_position(y):
-            found = poses @ y.movedim(0, -3).transpose(-1, -2).reshape(-1, len(poses)).T
-        else:
-            found = poses @ y[0].movedim((-2, -1), (0, 1)).reshape(len(poses), -1)
-        return found.unflatten(1, (-1, self.fields) if self._poses_by_position(y) else (self.fields, -1))
-
-    def _synthesise_poses(self, y: Tensor, lead: Sequence[int], rows: bool) -> Tensor:
-        """The regular fields ``(groups, ..., H, F // groups)`` of their irreps."""
-        poses, y = self.poses.to(y.dtype), y.flatten(1)
-        if self._wide:
-            return (poses.T @ y).view(len(poses), *lead, self.groups, -1).movedim(-2, 0).movedim(1, -2)
-        if rows or self.groups > 1:
-            return (y.T @ poses).view(*lead, self.groups, -1, len(poses)).movedim(-3, 0).transpose(-1, -2)
-        of_fields = (poses.T @ y).view(len(poses), self.fields, lead[0], -1)
-        of_fields = of_fields.permute(2, 1, 0, 3).contiguous()  # B, F, H, N
-        return of_fields.permute(0, 3, 2, 1).unflatten(1, lead[1:]).unsqueeze(0)
-
-    def _analyse(self, x: Tensor) -> list[Tensor]:
-        """The irreps ``(m, K, N)`` of features ``(..., size)``."""
-        rows = self._by_position(x, False)
-        if rows and self._ordered:
-            number, size = self._shapes[0]
-            found = (self.reads_0.to(x.dtype) @ x.reshape(-1, size).T).view(size, -1, number)
-            return [part.transpose(1, 2).flatten(2).mT for part in self._split(found, fields=True)]
-        # Of two axes torch makes the transpose in tiles.
-        x = x.flatten(0, -2).T.contiguous() if rows else x.movedim(-1, 0)
-        parts = []
-        for i, (number, size) in enumerate(self._shapes):
-            if self._ordered:
-                part = x.unflatten(0, (number, size)).transpose(0, 1)
+        features = _readable(x if parts else grads[0])
+        fields = [_readable_fields(y) for y in (grads if parts else (x,))]
+        out = torch.empty_like(features) if parts else _room_like(fields[0])
+        lines = _lines([features, out], fields) if parts else _lines([features], [*fields, out])
+        copies, room = self._room(features, len(lines[0][0][0]), max(1, parts))
+        of_parts, found = _by_part(weights, parts), torch.empty_like(room)
+        exact = PRECISE[room.dtype]
+        sums = [
+            [room.new_zeros(m, *w.shape, dtype=exact) for m, w in zip(self.components, ws, strict=True)]
+            for ws in of_parts
+        ]
+        of_bias = room.new_zeros(len(sums), copies.room.shape[1] if parts else sums[0][0].shape[2], dtype=exact)
+        for of_features, of_fields in lines:
+            seen = self._analyse(of_features[0], room)
+            for i, (of_part, of_sums) in enumerate(zip(of_parts, sums, strict=True)):
+                copies.read(of_fields[i])
+                copies.add_weight_gradients(seen, of_sums)
+                of_bias[i] += (copies.room if parts else seen[0])[0].sum(1, dtype=exact)
+                if parts:
+                    copies.map_to(self._split(found), of_part, i == 0)
+            if parts:
+                self._synthesise(found, of_features[1])
             else:
-                part = x.index_select(0, getattr(self, f"columns_{i}").T.flatten())
-            found = getattr(self, f"reads_{i}").to(x.dtype) @ part.reshape(size, -1)
-            parts.append(found.view(len(found) * number, -1))
-        return self._split(parts[0] if self.order is None else torch.cat(parts).index_select(0, self.order))
+                copies.map_from(seen, of_parts[0], None)
+                copies.write(of_fields[1])
+        of_irreps = zip(*sums, strict=True)
+        of_weights = [
+            torch.cat([part.sum(0).view(len(w), -1, w.shape[2]) for part in of_irrep], 1).to(w.dtype)
+            for w, of_irrep in zip(weights, of_irreps, strict=True)
+        ]
+        return out, of_bias.flatten().to(room.dtype), of_weights
 
-    def _split(self, found: Tensor, fields: bool = False) -> list[Tensor]:
-        """Components and copies ``(m, K, ...)`` of each irrep, of ``(size, ...)``; K with or without the fields."""
+    def plainly(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor], parts: int) -> Tensor:
+        """:meth:`compute` by operations that autograd looks through, all parts in one."""
+        with torch.no_grad():
+            eye = torch.eye(self._size, dtype=x.dtype)
+            matrix = torch.cat([part.flatten(0, 1) for part in self._analyse(eye, torch.empty_like(eye))])
+        poses = self.poses.to(x.dtype)
+        if parts:
+            seen = self._split(matrix @ x.flatten(0, 1).T)
+            y = torch.cat([torch.einsum("mkn,dfk->mdfn", *p).flatten(0, 1) for p in zip(seen, weights, strict=True)])
+            y = y if bias is None else torch.cat([y[:1] + bias[:, None], y[1:]])
+            fields = torch.einsum("ih,ifn->nhf", poses, y).unflatten(2, (self.groups, -1))
+            return fields.unflatten(0, x.shape[:2]).movedim(3, 0)
+        y = torch.einsum("ih,gbnhc->igcbn", poses, x).flatten(3).flatten(1, 2)
+        split = y.split([m * len(w) for m, w in zip(self.components, weights, strict=True)])
+        found = [
+            torch.einsum("mdfn,dfk->mkn", part.unflatten(0, (-1, len(w))), w)
+            for part, w in zip(split, weights, strict=True)
+        ]
+        found = found if bias is None else [found[0] + bias[:, None], *found[1:]]
+        return (matrix.T @ torch.cat([part.flatten(0, 1) for part in found])).T.unflatten(0, x.shape[1:3])
+
+    def _room(self, like: Tensor, number: int, parts: int) -> tuple[Copies, Tensor]:
+        """Room for the regular fields of a part and for features in irreps, at so many positions."""
+        sizes = [(m, d) for m, (_, d) in zip(self.components, self._copies[0], strict=True)]
+        copies = Copies(self.poses.to(like.dtype), sizes, self.fields // parts, number)
+        return copies, like.new_empty(self._size, number)
+
+    def _room_of_fields(self, x: Tensor, parts: int, side_by_side: bool) -> Tensor:
+        """Room for the regular fields of a part, where positions follow each other as those of ``x`` if not asked."""
+        images, number, groups, order = *x.shape[:2], self.groups // parts, len(self.poses)
+        channels = self.fields // self.groups
+        if side_by_side:
+            return x.new_empty(images, groups, order, channels, number).permute(1, 0, 4, 2, 3)
+        if self.groups == 1 and x.stride(2) != 1:
+            return x.new_empty(images, 1, channels, order, number).permute(1, 0, 4, 3, 2)
+        return x.new_empty(images, number, groups, channels, order).permute(2, 0, 1, 4, 3)
+
+    def _room_of_features(self, y: Tensor) -> Tensor:
+        """Room for features, by channel where the positions of each image of ``y`` lie side by side."""
+        _, images, number, *_ = y.shape
+        if y.stride(2) == 1 and (images == 1 or y.stride(1) != number):
+            return y.new_empty(images, self._size, number).transpose(1, 2)
+        return y.new_empty(images, number, self._size)
+
+    def _analyse(self, x: Tensor, room: Tensor) -> list[Tensor]:
+        """The irreps ``(m, K, N)`` of features ``(N, size)``, which are written to the room if these have one type."""
+        start, x = 0, x.T if self._ordered else x.T.contiguous()  # Of two axes torch makes the transpose in tiles.
+        for i, (number, size) in enumerate(self._shapes):
+            of_segment = x if self._ordered else x.index_select(0, getattr(self, f"columns_{i}").flatten())
+            found = room[start : start + number * size].view(size, number, -1).transpose(0, 1)
+            transform(getattr(self, f"reads_{i}").to(x.dtype), of_segment.unflatten(0, (number, size)), found)
+            start += number * size
+        return self._split(room if self.order is None else room.index_select(0, self.order))
+
+    def _synthesise(self, room: Tensor, out: Tensor) -> None:
+        """Write features ``(N, size)`` of their irreps, the transpose of :meth:`_analyse`."""
+        room = room if self.back is None else room.index_select(0, self.back)
+        start, y = 0, out.T if self._ordered else torch.empty_like(room)
+        for i, (number, size) in enumerate(self._shapes):
+            part = slice(start, start + number * size)
+            seen = room[part].view(size, number, -1).transpose(0, 1)
+            transform(getattr(self, f"reads_{i}").to(y.dtype).T, seen, y[part].unflatten(0, (number, size)))
+            start += number * size
+        if self.places is not None:
+            out.T.copy_(y.index_select(0, self.places))
+
+    def _split(self, found: Tensor) -> list[Tensor]:
+        """Components and copies ``(m, K, N)`` of each irrep, of ``(size, N)``."""
         copies = [
-            sum(c[r][0] * (1 if fields else n) for (n, _), c in zip(self._shapes, self._copies, strict=True))
+            sum(c[r][0] * n for (n, _), c in zip(self._shapes, self._copies, strict=True))
             for r in range(len(self.components))
         ]
         parts = found.split([m * k for m, k in zip(self.components, copies, strict=True)])
         return [part.unflatten(0, (m, k)) for part, m, k in zip(parts, self.components, copies, strict=True)]
-
-    def _room(self, like: Tensor, number: int, rows: bool) -> tuple[Tensor, list[Tensor]]:
-        """Room for irreps as :meth:`_synthesise` takes them: all of it, and ``(m, K, N)`` of each irrep."""
-        fields, size = self._shapes[0]
-        if not (rows and self._ordered):
-            room = like.new_empty(self._size, number)
-            return room, self._split(room)
-        room = like.new_empty(size, number, fields)
-        parts = self._split(room, fields=True)
-        return room, [
-            (p[:, 0] if p.shape[1] == 1 else like.new_empty(len(p), number, p.shape[1] * fields)).mT for p in parts
-        ]
-
-    def _synthesise(self, x: Sequence[Tensor], room: Tensor | None, lead: Sequence[int], rows: bool) -> Tensor:
-        """The features ``(..., size)`` of their irreps ``(m, K, N)``, and the room where these are, if they are."""
-        fields, size = self._shapes[0]
-        if rows and self._ordered:
-            parts = [part.mT.unflatten(2, (-1, fields)).transpose(1, 2) for part in x]
-            if room is None:
-                room = torch.cat([part.flatten(0, 1) for part in parts])
-            else:
-                for part, place in zip(parts, self._split(room, fields=True), strict=True):
-                    if place.shape[1] > 1:
-                        place.copy_(part)
-            return (room.view(size, -1).T @ self.reads_0.to(room.dtype)).view(*lead, -1)
-        y = torch.cat([part.flatten(0, 1) for part in x]) if room is None else room
-        y = y if self.back is None else y.index_select(0, self.back)
-        found, start = [], 0
-        for i, (number, size) in enumerate(self._shapes):
-            reads = getattr(self, f"reads_{i}").to(y.dtype)
-            part = y[start : start + len(reads) * number].view(len(reads), -1)
-            found.append((reads.T @ part).view(size * number, lead[0], -1))
-            start += len(reads) * number
-        if self._ordered:
-            y = found[0].unflatten(0, (size, fields)).transpose(0, 1).flatten(0, 1)
-        else:
-            assert self.places is not None
-            y = (found[0] if len(found) == 1 else torch.cat(found)).index_select(0, self.places)
-        if rows:
-            return y.flatten(1).T.contiguous().view(*lead, -1)
-        return y.transpose(0, 1).contiguous().transpose(1, 2).unflatten(1, lead[1:])
 
     def _weights(self, weight: Tensor) -> list[Tensor]:
         """The weights of each irrep, ``(d, F, K)``, of those of a pose ``(F, size)``."""
@@ -390,34 +336,82 @@ class Irreps(ExactBuffers):
         return [of_irrep[0] if len(of_irrep) == 1 else torch.cat(of_irrep, 2) for of_irrep in parts]
 
 
-class _Map(torch.autograd.Function):
-    """The map and its transpose, with gradients in the layout of their input: of views autograd would copy them.
+# Of fewer positions side by side images are copied to rows.
+_MANY_POSITIONS = 64
 
-    ``of_images`` is the number of parts of regular fields with the positions of an image side by side; 0 for others.
+
+def _lines(x: Sequence[Tensor], y: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Features ``(B, N, size)`` and regular fields ``(G, B, N, H, C)`` of all positions, or of each image.
+
+    There are features ``(N, size)``, and fields as :func:`as_matrices` has them.
     """
+    if all(_is_one_line(t, 0) for t in x) and all(_is_one_line(t, 1) for t in y):
+        lines = [([t.flatten(0, 1) for t in x], [t.flatten(1, 2) for t in y])]
+    else:
+        lines = [([t[i] for t in x], [t[:, i] for t in y]) for i in range(len(x[0]))]
+    return [(of_x, [as_matrices(t) for t in of_y]) for of_x, of_y in lines]
+
+
+def _is_one_line(x: Tensor, axis: int) -> bool:
+    """Whether the positions of all images, the axis and the next, are an axis of a view."""
+    images, number = x.shape[axis : axis + 2]
+    return images <= 1 or number == 1 or x.stride(axis) == number * x.stride(axis + 1)
+
+
+def _readable(x: Tensor) -> Tensor:
+    """Features ``(B, N, size)``, copied if products cannot read them."""
+    apart = not _is_one_line(x, 0) and x.shape[1] < _MANY_POSITIONS
+    return x.contiguous() if apart or 1 not in x.stride()[1:] else x
+
+
+def _readable_fields(y: Tensor) -> Tensor:
+    """Regular fields ``(G, B, N, H, C)``, copied if products cannot read them."""
+    apart = not _is_one_line(y, 1) and y.shape[2] < _MANY_POSITIONS
+    return _new_rows(y).copy_(y) if apart or not are_matrices(_a_line(y)) else y
+
+
+def _room_like(y: Tensor) -> Tensor:
+    """Room for regular fields, in the layout of ``y`` if that is without gaps."""
+    room = torch.empty_like(y)
+    return room if are_matrices(_a_line(room)) else _new_rows(y)
+
+
+def _a_line(y: Tensor) -> Tensor:
+    """Regular fields of all positions, or of an image."""
+    return y.flatten(1, 2) if _is_one_line(y, 1) else y[:, 0]
+
+
+def _new_rows(y: Tensor) -> Tensor:
+    """Room for regular fields ``(G, B, N, H, C)`` of one position after the other, field by field."""
+    return y.new_empty([y.shape[i] for i in (1, 2, 0, 4, 3)]).permute(2, 0, 1, 4, 3)
+
+
+def _by_part(weights: Sequence[Tensor], parts: int) -> list[list[Tensor]]:
+    """The weights ``(d F, K)`` of each irrep, of so many parts of the fields."""
+    of_parts = zip(*(w.chunk(max(1, parts), 1) for w in weights), strict=True)
+    return [[w.flatten(0, 1) for w in of_part] for of_part in of_parts]
+
+
+class _Map(torch.autograd.Function):
+    """The map and its transpose, with gradients in the layout of their input: of views autograd would copy them."""
 
     @staticmethod
-    def forward(ctx: Any, irreps: Irreps, transposed: bool, of_images: int, x: Tensor, *arguments: Tensor) -> Any:
-        ctx.irreps, ctx.transposed, ctx.of_images = irreps, transposed, of_images
+    def forward(ctx: Any, irreps: Irreps, parts: int, side_by_side: bool, x: Tensor, *arguments: Tensor) -> Any:
+        ctx.irreps, ctx.parts = irreps, parts
         ctx.save_for_backward(x, *arguments)
         bias, *weights = arguments
-        if of_images:
-            return irreps.compute_images(x, bias, weights, transposed, of_images)
-        return irreps.compute(x, bias, weights, transposed)[0]
+        return irreps.compute(x, bias, weights, parts, side_by_side)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        irreps, transposed, needed = ctx.irreps, ctx.transposed, ctx.needs_input_grad[3:]
+        irreps, parts, needed = ctx.irreps, ctx.parts, ctx.needs_input_grad[3:]
         x, bias, *weights = ctx.saved_tensors
         if torch.is_grad_enabled():
             wanted = [t for t, need in zip((x, bias, *weights), needed, strict=True) if need]
-            y, *_ = irreps.compute(x, bias, weights, transposed, plainly=True)
+            y = irreps.plainly(x, bias, weights, parts)
             found = iter(torch.autograd.grad(y, wanted, torch.cat(grads), create_graph=True))
             return (None, None, None, *(next(found) if need else None for need in needed))
-        if ctx.of_images:
-            of_x, of_bias, of_weights = irreps.differentiate_images(grads, x, weights, transposed)
-        else:
-            of_x, of_bias, of_weights = irreps.differentiate(grads[0], x, weights, transposed)
+        of_x, of_bias, of_weights = irreps.differentiate(grads, x, weights, parts)
         return None, None, None, of_x, of_bias if needed[1] else None, *of_weights
 
 

@@ -30,7 +30,6 @@ from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import (
     SMALL,
     Columns,
-    apart,
     gather_columns,
     grouped_linear,
     grouped_linear_transpose,
@@ -280,12 +279,9 @@ class ToPoses(Versioned):
             of_poses = of_poses if parts == 1 else of_poses.contiguous()  # one copy for all parts
             weight = self.weight.unflatten(0, (self.groups, fields))
             return grouped_linears(parts, of_poses, weight, None if bias is None else bias.squeeze(1))
-        if self.irreps is not None:
-            if side_by_side:
-                if self.irreps.pays(x, self.weight, x.shape[1]):
-                    return self.irreps.to_images(x, self.weight, bias, parts)
-            elif self.irreps.pays(x, self.weight, math.prod(x.shape[:-1])):
-                return apart(self.irreps.to_poses(x, self.weight, bias), parts)
+        number = x.shape[1] if side_by_side else math.prod(x.shape[:-1])
+        if self.irreps is not None and self.irreps.pays(x, self.weight, number):
+            return self.irreps.to_poses(x, self.weight, bias, parts, bool(side_by_side))
         weight, columns = self.frames.map(self.weight, self.groups)
         if self.groups > 1:
             return grouped_linears(parts, x, weight, bias, columns, side_by_side)
@@ -343,15 +339,10 @@ class FromPoses(ExactBuffers):
         return F.linear(y, self.frames.matrix(self.weight, self.groups).mT, bias)
 
     def forward(self, y: Tensor) -> Tensor:
-        if self.irreps is not None:
-            across = self.groups > 1 and y.stride(-1) != 1
-            side_by_side = across and y.dim() == 5 and y.stride(2) == 1
-            if side_by_side and y.shape[1] > 1 and y.stride(1) == y.shape[2]:  # As one image, that needs no copy.
-                whole = self.forward(y.flatten(1, 2).unsqueeze(1))
-                return whole.unflatten(1, y.shape[1:3]).squeeze(0)
-            number = y.shape[2] if side_by_side else math.prod(y.shape[1:-2])
-            if self.irreps.pays(y, self.weight, number, across and not side_by_side):
-                return (self.irreps.from_images if side_by_side else self.irreps.from_poses)(y, self.weight, self.bias)
+        by_image = y.stride(2) == 1 and y.stride(1) != y.shape[2]
+        number = y.shape[2] if by_image else math.prod(y.shape[1:-2])
+        if self.irreps is not None and self.irreps.pays(y, self.weight, number):
+            return self.irreps.from_poses(y, self.weight, self.bias)
         if self.frames is None:
             weight = self.weight.T.unflatten(0, (self.groups, -1))
             x = grouped_linear_transpose(y, weight, self.bias if self.by_field else None).transpose(-1, -2).flatten(-2)

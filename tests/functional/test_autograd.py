@@ -250,7 +250,7 @@ def _columns() -> Columns:
 
 def _map_of_irreps() -> Tensor:
     made, irreps = projection(field_type(gspaces.flipRot2dOnR2(4), "regular"), 1, transposed=False)
-    return irreps.to_poses(features((2, made.weight.shape[-1]), "channels"), made.weight, None)
+    return irreps.to_poses(features((2, made.weight.shape[-1]), "channels"), made.weight, None)[0]
 
 
 # What goes through each function that has a backward pass of its own.
