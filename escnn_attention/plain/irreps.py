@@ -277,14 +277,20 @@ class Irreps(ExactBuffers):
         return copies, like.new_empty(self._size, number)
 
     def _room_of_fields(self, x: Tensor, parts: int, side_by_side: bool) -> Tensor:
-        """Room for the regular fields of a part, where positions follow each other as those of ``x`` if not asked."""
+        """Room for the regular fields of a part: heads by position, if not asked otherwise.
+
+        A single group is a hidden layer. It has its positions side by side, which takes less time, and the map back
+        follows position by position.
+        """
         images, number, groups, order = *x.shape[:2], self.groups // parts, len(self.poses)
         channels = self.fields // self.groups
         if side_by_side:
             return x.new_empty(images, groups, order, channels, number).permute(1, 0, 4, 2, 3)
-        if self.groups == 1 and x.stride(2) != 1:
-            return x.new_empty(images, 1, channels, order, number).permute(1, 0, 4, 3, 2)
-        return x.new_empty(images, number, groups, channels, order).permute(2, 0, 1, 4, 3)
+        if self.groups > 1 or (x.stride(2) != 1 and _is_one_line(x, 0)):
+            return x.new_empty(images, number, groups, channels, order).permute(2, 0, 1, 4, 3)
+        if x.stride(2) == 1:
+            return x.new_empty(1, channels, order, images, number).permute(0, 3, 4, 2, 1)
+        return x.new_empty(images, 1, channels, order, number).permute(1, 0, 4, 3, 2)
 
     def _room_of_features(self, y: Tensor) -> Tensor:
         """Room for features, by channel where the positions of each image of ``y`` lie side by side."""
