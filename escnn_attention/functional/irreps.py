@@ -30,7 +30,10 @@ def are_matrices(y: Tensor) -> bool:
 
 def as_matrices(y: Tensor) -> Tensor:
     """Regular fields ``(G, N, H, C)`` as matrices ``(G, H, C N)`` or ``(G C, H, N)``."""
-    return y.permute(0, 2, 3, 1).flatten(2) if _channels_inside(y) else y.permute(0, 3, 2, 1).flatten(0, 1)
+    groups, number, order, channels = y.shape
+    if _channels_inside(y):
+        return y.permute(0, 2, 3, 1).view(groups, order, channels * number)
+    return y.permute(0, 3, 2, 1).view(groups * channels, order, number)
 
 
 class Copies:

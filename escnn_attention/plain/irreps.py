@@ -284,9 +284,9 @@ class Irreps(ExactBuffers):
         """
         images, number, groups, order = *x.shape[:2], self.groups // parts, len(self.poses)
         channels = self.fields // self.groups
-        if side_by_side:
+        if side_by_side and number > 1:
             return x.new_empty(images, groups, order, channels, number).permute(1, 0, 4, 2, 3)
-        if self.groups > 1 or (x.stride(2) != 1 and _is_one_line(x, 0)):
+        if self.groups > 1 or (images > 1 and x.stride(2) != 1 and _is_one_line(x, 0)):
             return x.new_empty(images, number, groups, channels, order).permute(2, 0, 1, 4, 3)
         if x.stride(2) == 1:
             return x.new_empty(1, channels, order, images, number).permute(0, 3, 4, 2, 1)

@@ -87,7 +87,8 @@ def computed(made, irreps, x, layout):
 def assert_alike(found, expected, tolerance=1e-12):
     for one, other in zip(found, expected, strict=True):
         assert one.shape == other.shape
-        torch.testing.assert_close(one, other, rtol=0, atol=tolerance * max(1.0, float(other.detach().abs().max())))
+        largest = float(other.detach().abs().max()) if other.numel() else 0.0
+        torch.testing.assert_close(one, other, rtol=0, atol=tolerance * max(1.0, largest))
 
 
 @pytest.mark.sampled(12)
@@ -117,6 +118,30 @@ def test_the_map_of_the_expanded_weights(make, kind, groups, layout, transposed)
     irreps.poses[-1] *= 1.01  # of a non-trivial irrep, or of the only one
     with pytest.raises(AssertionError):
         assert_alike(computed(made, irreps, x, layout), expected)
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("side_by_side", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("lead", [(0, 3), (1, 1), (3, 1), (1, 70), (3, 70)], ids=str)
+def test_tensors_that_lie_in_memory_in_any_order(lead, groups, side_by_side):
+    in_type = field_type(gspaces.flipRot2dOnR2(4), "regular")
+    made, irreps = projection(in_type, groups, False)
+    back, irreps_back = projection(in_type, groups, True)
+    expected = None
+
+    def shuffled(x):
+        axes = torch.randperm(x.dim())
+        return x.permute(*axes).contiguous().permute(*axes.argsort())
+
+    irreps.pays = irreps_back.pays = lambda *_: True
+    x = torch.randn(*lead, in_type.size, dtype=torch.float64).requires_grad_()
+    for made.irreps, back.irreps in [(None, None), *[(irreps, irreps_back)] * 8]:
+        (y,) = made.in_parts(shuffled(x), 1, side_by_side)
+        z = back(shuffled(y))
+        found = [y, z, *torch.autograd.grad(z, [x, made.weight, back.weight], shuffled(z.detach().sin()))]
+        expected = expected or found
+        assert_alike(found, expected)
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["to poses", "from poses"])
