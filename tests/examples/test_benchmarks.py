@@ -114,7 +114,7 @@ def test_commands_report_what_they_measured(quickly, tmp_path, monkeypatch, comm
             if "failure" in result:
                 assert command == "backends"
                 assert "cannot serve this call" in result["failure"]
-                assert name.endswith(("triton", "dense", "standard", "native"))
+                assert name.endswith(("triton", "dense", "standard", "native", "linear"))
             else:
                 assert 0 < result["seconds"] <= result["median_seconds"]
         for pair, factors in report["ratios"].items():
