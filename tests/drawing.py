@@ -715,12 +715,13 @@ def levels(draw: Draw) -> Drawn:
     encoding = draw.choice(["mlp", "fourier", "rotary", "none", *(["convolutional"] if kernel_size else [])])
     block: dict[str, Any] = {"keys": draw.choice(["own", "all"]), "encoding": encoding, "hidden_fields": 1}
     convolutions = draw.randint(0, 1)
-    options: dict[str, Any] = {"widths": (1, 2), "convolutions": convolutions, "attention": (1 - convolutions, 1)}
+    widths = (1, 2) if fibers(space).order > 1 else (2, 3)  # a single scalar has no norm
+    options: dict[str, Any] = {"widths": widths, "convolutions": convolutions, "attention": (1 - convolutions, 1)}
     options |= {"num_heads": 1, "kernel_size": kernel_size, "block": block, "antialiased": draw.yes()}
     if kind == "levels" and square and draw.yes(0.4):
         options["patch_size"] = patch
     elif not convolutions:
-        in_type += spaces.regular(space, 1)  # a single scalar has no norm
+        in_type += spaces.regular(space, 1)  # likewise
     sizes = {"image_size": 2 * patch, "patch_size": patch, "fields": 4, "num_heads": draw.randint(1, 2)}
     sizes |= {"num_blocks": (1, 0), "class_token": False, "registers": draw.randint(0, 1), "hidden_fields": 1}
     block["head_fields"] = 4
