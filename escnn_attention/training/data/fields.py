@@ -235,9 +235,10 @@ class FieldData(GridFields):
 
     def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
         names = ("inputs", "targets") if self.has_pairs else ("trajectories",)
-        with npz_file(self.path) as file:
+        with npz_file(self.path, "Give `path`, that of an .npz file of arrays") as file:
             if missing := [name for name in names if name not in file]:
-                raise UserError(f"{self.path}: there is no array {missing[0]!r}, needed {' and '.join(names)}")
+                pairs = "" if self.has_pairs else ", or `targets`, the fields of those of pairs"
+                raise UserError(f"{self.path}: there is no array {missing[0]!r}, needed {' and '.join(names)}{pairs}")
             arrays = [self._checked(name, file[name]) for name in names]
         if len({(len(array), array.shape[2:]) for array in arrays}) > 1:
             shapes = " and ".join(str(tuple(array.shape)) for array in arrays)

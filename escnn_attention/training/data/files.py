@@ -128,24 +128,24 @@ def make_from_downloads(
 
 
 @contextlib.contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turn whatever goes wrong while ``path`` is read into a :class:`UserError` that names it."""
+def readable(
+    path: Path,
+    instead: str = "Give another folder, or move the file away, and the data is downloaded again",
+) -> Iterator[None]:
+    """Turn whatever goes wrong while ``path`` is read into a :class:`UserError` that names it, and what to do."""
     try:
         yield
     except UserError:
         raise
     # A damaged file can lead the readers anywhere: to sizes that no memory has, or round in circles.
     except Exception as error:
-        raise UserError(
-            f"cannot read {path}: {reason_of(error)}. Give another folder, or move the file away, and the data is"
-            " downloaded again"
-        ) from error
+        raise UserError(f"cannot read {path}: {reason_of(error)}. {instead}") from error
 
 
 @contextlib.contextmanager
-def npz_file(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
+def npz_file(path: Path, *instead: str) -> Iterator[np.lib.npyio.NpzFile]:
     """The arrays of an .npz file. Arrays of Python objects, which would have to be unpickled, are errors."""
-    with readable(path), np.load(path, allow_pickle=False) as arrays:
+    with readable(path, *instead), np.load(path, allow_pickle=False) as arrays:
         yield arrays
 
 

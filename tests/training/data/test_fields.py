@@ -175,8 +175,10 @@ def test_files_that_do_not_fit(tmp_path, arrays, message):
 def test_bad_arguments(tmp_path):
     (tmp_path / "no.npz").write_bytes(b"nothing")
     for path in (tmp_path / "no.npz", tmp_path / "missing.npz"):
-        with pytest.raises(UserError, match="cannot read"):
+        with pytest.raises(UserError, match=r"cannot read .*\. Give `path`"):
             FieldData(path, {"scalar": 1}).setup()
+    with pytest.raises(UserError, match="needed trajectories, or `targets`"):
+        FieldData(written(tmp_path, inputs=GOOD, targets=GOOD), {"scalar": 1}).setup()
     short = FieldData(written(tmp_path, trajectories=np.zeros((4, 3, 1, 4, 4))), {"scalar": 1}, frames=2, step=2)
     with pytest.raises(UserError, match=r"frames, step: .* 3 frames"):
         short.setup()
