@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -18,7 +18,10 @@ def check_grid(space: Sequence[int]) -> None:
 def check_int(name: str, value: Any, *, least: int = 1) -> int:
     """``value``, if it is an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: got {value!r}, needed an integer")
+        other = not isinstance(value, bool) and isinstance(
+            value, Integral
+        )  # as of NumPy, written like it
+        raise TypeError(f"{name}: got {value!r}, needed {f'int({value})' if other else 'an integer'}")
     if value < least:
         raise ValueError(f"{name}: got {value}, needed at least {least}")
     return value

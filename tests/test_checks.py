@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from escnn_attention import _checks as checks
@@ -34,6 +35,7 @@ def test_what_is_needed_comes_back(given, expected):
         ("bool", (1,), TypeError, "got 1, needed True or False"),
         ("int", (2.0,), TypeError, "got 2.0, needed an integer"),
         ("int", (True,), TypeError, "got True, needed an integer"),
+        ("int", (np.int64(2),), TypeError, f"got {np.int64(2)!r}, needed int(2)"),
         ("int", (0,), ValueError, "got 0, needed at least 1"),
         ("ints", ([1], 2, "one for each axis"), ValueError, "got 1 values, needed 2, one for each axis"),
         ("ints", ([1, "2"], 2, "one for each axis"), TypeError, "got '2', needed an integer"),
