@@ -339,8 +339,8 @@ def _one_product(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int = 1)
         return [y.view(1, *x.shape[:-1], *shape[1:-1])]
     outputs = y.shape[1] // len(weight)
     made = (y.view(-1, groups, outputs),) if parts == 1 else y.view(-1, parts, groups, outputs).unbind(1)
-    by_group = [t.transpose(0, 1) if y.device.type in launch.DEVICES else t.transpose(0, 1).contiguous() for t in made]
-    return [t.view(groups, *x.shape[:-1], *shape[1:-1]) for t in by_group]
+    on_gpu, of_part = y.device.type in launch.DEVICES, (groups, *x.shape[:-1], *shape[1:-1])
+    return [(t.transpose(0, 1) if on_gpu else t.transpose(0, 1).contiguous()).view(of_part) for t in made]
 
 
 def _linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool = False) -> Tensor:
@@ -351,8 +351,9 @@ def _linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None, side_by_si
         map_, columns = weight.flatten(0, 1).T.expand(lead[0], -1, -1), _columns(y, last)
         x = torch.bmm(map_, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), map_, columns)
         return x.unflatten(2, lead[1:]).movedim(1, -1)
-    if _in_one(weight, math.prod(lead)) or y.movedim(0, len(lead)).is_contiguous():
-        x = F.linear(_rows_of_all(y, len(lead)), weight.flatten(0, 1).T, bias)
+    by_position, map_ = y.movedim(0, len(lead)), weight.flatten(0, 1).T
+    if _in_one(weight, math.prod(lead)) or by_position.is_contiguous():
+        x = F.linear(by_position.reshape(math.prod(lead), map_.shape[1]), map_, bias)
     else:
         rows = y.reshape(len(weight), -1, weight.shape[1])
         x = rows[0] @ weight[0] if bias is None else torch.addmm(bias, rows[0], weight[0])
