@@ -10,9 +10,10 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from escnn_attention.exporting.mode import in_rows
 from escnn_attention.functional import launch
 from escnn_attention.functional.grid.call import PositionalBias, Waves
-from escnn_attention.functional.points.call import PairBias, PairScores, PairTables, in_rows
+from escnn_attention.functional.points.call import PairBias, PairScores, PairTables
 from escnn_attention.functional.tables import network_tables, select_rows
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair

@@ -18,18 +18,11 @@ from torch.nn import Parameter
 
 from escnn_attention._checks import check_bool, check_int, check_option
 from escnn_attention.encodings.base import Needs
+from escnn_attention.exporting.mode import in_rows
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.points.call import (
-    Halves,
-    PairBias,
-    PairScores,
-    PairTables,
-    in_rows,
-    products,
-    repeats_of,
-)
+from escnn_attention.functional.points.call import Halves, PairBias, PairScores, PairTables, products, repeats_of
 from escnn_attention.functional.points.pair_mlp import pair_mlp
 from escnn_attention.functional.tables import select_rows
 

@@ -85,6 +85,11 @@ def _replaced(asked: Callable[[], bool], replacement: Callable[..., Any]) -> Cal
     return decorate
 
 
+def in_rows(x: torch.Tensor) -> torch.Tensor:
+    """A tensor as it is; in a program in the order of its axes, since there it may have any."""
+    return x.clone(memory_format=torch.contiguous_format) if exporting() else x
+
+
 def refuse_scripting(module: Any) -> NoReturn:
     """Say why there is no TorchScript of a module; ``torch.jit.script`` calls it as ``__prepare_scriptable__``.
 

@@ -16,11 +16,10 @@ from torch.nn import Parameter
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.base import Needs
 from escnn_attention.encodings.bias import EncodingBias, FromAllPoses
-from escnn_attention.exporting.mode import in_programs
+from escnn_attention.exporting.mode import in_programs, in_rows
 from escnn_attention.functional import BETWEEN_POINTS, PointCall, launch
 from escnn_attention.functional.autograd import PRECISE, exactly
-from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.points.call import Halves, PairBias, PairTables, Relate, Values, in_rows
+from escnn_attention.functional.points.call import Halves, PairBias, PairTables, Relate, Values
 from escnn_attention.functional.points.reference import probabilities
 from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.geometry.points import Cloud, Points, where_present
@@ -231,11 +230,14 @@ class PointAttention(PointModule, HeadModule):
         if positions.edge_attr is not None or self.edge_dim is not None:
             check_edge_attr(positions.edge_attr, positions.edge_index, self.edge_dim)
         q, k, v = self.to_heads(x.unsqueeze(0))
-        query, keys = self.query, self.keys
-        values = None
+        query, keys, values = self.query, self.keys, None
+        log_measure = None if measure is None else measure.to(self.action_columns.dtype).log().unsqueeze(-1)
+        # Keys of one pose, or without poses, all have the same weight.
+        if self.log_measure is not None and keys != "own" and not isinstance(self.project_in, Scalars):
+            log_measure = self.log_measure.unsqueeze(0) if log_measure is None else log_measure + self.log_measure
         if self.shared_scores:
             q, k, v = in_one_pose(q, k, v)
-            query, keys, bias = "own", "all", self._shared_bias(measure)
+            query, keys, bias = "own", "all", self._shared_bias(log_measure)
         else:
             # A single query without a pose contributes to every output pose by itself.
             query = "all" if q.shape[3] == 1 else query
@@ -250,7 +252,7 @@ class PointAttention(PointModule, HeadModule):
                 relative=self.relative,
                 query=query,
                 keys=keys,
-                log_measure=self._log_measure(measure),
+                log_measure=log_measure,
                 halves=halves,
                 offsets=self.sees_offsets and self.relation.period is None,
             )
@@ -268,8 +270,8 @@ class PointAttention(PointModule, HeadModule):
             envelope=self.cutoff,
         )
 
-    def _shared_bias(self, measure: Tensor | None) -> PairBias:
-        """The bias of a single pose that has the channels of all."""
+    def _shared_bias(self, log_measure: Tensor | None) -> PairBias:
+        """The bias of a single pose that has the channels of all, with the measure of the keys, ``(N, 1)``."""
         assert isinstance(self.encoding, Encoding)
         seen = FromAllPoses(self.seen_encoding, self.inverse_action)
         inverse = seen.identity
@@ -280,7 +282,7 @@ class PointAttention(PointModule, HeadModule):
             relative=None,
             query="own",
             keys="all",
-            log_measure=self._log_measure(measure),
+            log_measure=log_measure,
             offsets=self.relation.period is None,
         )
         return EncodingBias(seen, tables)
@@ -290,15 +292,6 @@ class PointAttention(PointModule, HeadModule):
         if self.motion is not None and self.rotation is not None:
             return SeenMotion(self.motion, self.rotation)
         return SeenFromPoses(self._relation_in_units, self.action_columns.permute(1, 2, 0))
-
-    def _log_measure(self, measure: Tensor | None) -> Tensor | None:
-        """The logarithms of the measure of the keys, ``(N or 1, P or 1)``."""
-        points = None if measure is None else measure.to(self.action_columns.dtype).log().unsqueeze(-1)
-        # Keys of one pose, or without poses, all have the same weight.
-        alike = self.log_measure is None or self.keys == "own" or isinstance(self.project_in, Scalars)
-        if alike or self.log_measure is None:
-            return points
-        return self.log_measure.unsqueeze(0) if points is None else points + self.log_measure
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,7 +309,7 @@ class SeenFromPoses:
             rows = inverse.flatten(0, 1)
             if rows.device.type not in launch.DEVICES:
                 rows = rows.contiguous()  # Of two transposed matrices the product takes ten times as long.
-            seen = matmul(rows.unsqueeze(0), in_rows(offset.flatten(0, 3).T).unsqueeze(0))
+            seen = rows @ in_rows(offset.flatten(0, 3).T)
             seen = seen.view(*inverse.shape[:2], *offset.shape[1:4]).permute(2, 0, 3, 4, 1)
         else:
             with exactly(query.device.type):  # as of positions that are far from the origin

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from escnn_attention.exporting.mode import in_programs
+from escnn_attention.exporting.mode import in_programs, in_rows
 from escnn_attention.functional.call import Call, KeyMode, QueryMode
 from escnn_attention.functional.grid.call import Heads, PositionalBias
 from escnn_attention.functional.grid.fold import Unfold, fold
@@ -222,12 +222,6 @@ def against(reads: Tensor, features: Tensor) -> Tensor:
     rows = reads.permute(0, 2, 4, 1, 3, 5)  # G, H or 1, A, M, J, F
     out = matmul(rows.flatten(3, 4), features[0].permute(2, 0, 3, 1, 4, 5).flatten(4))
     return out.unflatten(-1, features.shape[-2:]).unflatten(3, rows.shape[3:5]).permute(0, 3, 1, 4, 2, 5, 6)
-
-
-@in_programs(lambda x: x.clone(memory_format=torch.contiguous_format))
-def in_rows(x: Tensor) -> Tensor:
-    """A tensor as it is; in a program in the order of its axes, since there it may have any."""
-    return x
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from escnn_attention.functional.grid.call import Heads
 from escnn_attention.functional.grid.dense import fused, why_no_kernel
 from escnn_attention.functional.grid.fold import fold
 from escnn_attention.functional.points.call import MANY, PointCall
-from escnn_attention.functional.points.portable import RowsOf, in_place
+from escnn_attention.functional.points.portable import in_place, rows_of
 from escnn_attention.geometry.neighbours import Chunk
 
 # To how many times its size a cloud is filled up, to go with others. A CPU has no use for it; on a GPU every operation
@@ -85,20 +86,19 @@ def in_clouds(call: PointCall, attend: Callable[[Heads, Tensor], Tensor], groups
         attend: the attention of images, folded, with points at ``(B · n, d)``: ``(M, B, n, H, C)``.
         groups: the clouds that are taken at once; None for those of about one size.
     """
-    heads, _, number, _, channels = call.q.shape
-    shape = (number, heads, call.num_poses, channels)
     if groups is None:
         groups = call.query_points.clouds().alike(_SLACK.get(call.q.device.type, 1.0))
     # Without anything that tells them apart, all output poses are alike.
-    out = [_attend(call, some, attend).expand(-1, -1, -1, shape[2], -1) for some in groups]
+    out = [_attend(call, some, attend).expand(-1, -1, -1, call.num_poses, -1) for some in groups]
     rows = [y.permute(1, 2, 0, 3, 4).flatten(0, 1) for y in out]
-    return (in_place(rows, groups, shape) if rows else call.v.new_zeros(shape)).transpose(0, 1).unsqueeze(1)
+    return in_place(rows, groups, call)
 
 
 def _attend(call: PointCall, some: Chunk, attend: Callable[[Heads, Tensor], Tensor]) -> Tensor:
     """The attention of clouds to themselves, each of which is an image: ``(M, B, n, H, C)``."""
     # The first point of a cloud fills up, where it is near the others and counts nothing as a key.
-    take = RowsOf(some.keys, some.keys[:, :1].clamp(min=0) if some.padded else None, some.first)
+    index = torch.where(some.keys < 0, some.keys[:, :1].clamp(min=0), some.keys) if some.padded else some.keys
+    take = partial(rows_of, index=index, some=some._replace(padded=False))
     points = take(call.query_points.coordinates)
     bias = call.bias.table(points.flatten(0, 1))
     points = (points - points.mean(1, keepdim=True)).flatten(0, 1)  # small numbers, where clouds are far away

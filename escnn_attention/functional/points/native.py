@@ -98,15 +98,7 @@ _LEAVES = KERNEL.structure.differentiable
 
 
 def attend(arguments: Arguments) -> Tensor:
-    """The output ``(M, G · A, H, C)``, in single precision at least."""
-    exact = prepared(arguments)
-    if exact.log_measure is not None and exact.log_measure.requires_grad and torch.is_grad_enabled():
-        return _plainly(exact)  # The loop has no gradient of the measure.
-    return _operator(exact)
-
-
-def prepared(arguments: Arguments) -> Arguments:
-    """The arguments as the loop takes them: contiguous, of one precision, in whole vectors, with a seed."""
+    """The output ``(M, G · A, H, C)``, in single precision at least, of arguments in any layout and precision."""
     dtype, pose, measure = PRECISE[arguments.v.dtype], arguments.pose, arguments.log_measure
     if pose is not None:
         # Whole vectors.
@@ -115,13 +107,16 @@ def prepared(arguments: Arguments) -> Arguments:
     for name in _LEAVES:
         leaf = getattr(arguments, name)
         exact[name] = None if leaf is None else leaf.to(dtype).contiguous()
-    return arguments._replace(
+    ready = arguments._replace(
         **exact,
         queries=arguments.queries.long().contiguous(),
         keys=arguments.keys.long().contiguous(),
         log_measure=None if measure is None else measure.to(dtype).contiguous(),
         seed=torch.randint(2**62, (1,), device=arguments.v.device) if arguments.dropout else None,
     )
+    # The loop has no gradient of the measure.
+    loop = _plainly if measure is not None and measure.requires_grad and torch.is_grad_enabled() else _operator
+    return loop(ready)
 
 
 def _empty(call: Arguments) -> tuple[Tensor, Tensor]:

@@ -24,16 +24,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.exporting.loops import while_loop
+from escnn_attention.exporting.mode import in_rows
 from escnn_attention.functional.autograd import PRECISE, recompute
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.points.call import PairScores, PointCall, Values, in_rows
+from escnn_attention.functional.points.call import PairScores, PointCall, Values
 from escnn_attention.functional.registry import chunk_size
 from escnn_attention.geometry.at_once import Rows
 from escnn_attention.geometry.neighbours import Chunk
 
-_WRITTEN_NUMBERS = 2**19
-"""The scores of a step of the loop that files have."""
+_WRITTEN_NUMBERS = 2**21
+"""The numbers of a step of the loop that files have."""
 
 
 @dataclass(frozen=True)
@@ -182,17 +183,15 @@ class Chunks:
 
     def attend(self, some: Chunk, q: Tensor, k: Tensor, v: Tensor, asking: Tensor, asked: Tensor) -> Tensor:
         """The output of the queries of a chunk, ``(G · A, M, H, C)``, of queries and keys at coordinates."""
-        weights, bias, filling = self.weights, self.call.bias, self.call.query_points.number if some.padded else None
-        seen = q.new_zeros(0)
+        weights, bias, seen = self.weights, self.call.bias, q.new_zeros(0)
         if self.call.values is not None or not bias.adds_nothing:
             few = some.firsts() if some.repeats > 1 else some
-            first = RowsOf(few.queries, filling, few.first)
-            seen = bias.tables.relate(first(asking).unsqueeze(2), self.keys(few)(asked).unsqueeze(1))
+            queries, keys = rows_of(asking, few.queries, few), rows_of(asked, few.keys, few)
+            seen = bias.tables.relate(queries.unsqueeze(2), keys.unsqueeze(1))
             seen = seen if self.call.values is None else seen.repeat_interleave(some.repeats, 0)
         some = some if some.keys_of is None else self.groups(some, seen)
-        queries, keys = RowsOf(some.queries, filling, some.first), self.keys(some)
-        of_queries = queries(q).permute(0, 2, 3, 1, 4).unsqueeze(weights.own_axis)  # G, M, J, A, C, and an axis more
-        terms = self.terms(of_queries, lambda: weights.near(keys(k)), seen, some.queries is some.keys)
+        q = rows_of(q, some.queries, some).permute(0, 2, 3, 1, 4).unsqueeze(weights.own_axis)  # G, M, H, J, A, C
+        terms = self.terms(q, lambda: weights.near(rows_of(k, some.keys, some)), seen, some.queries is some.keys)
         return self.combine(with_pairs(terms, self.call, some), k, v, some, seen)
 
     def groups(self, some: Chunk, seen: Tensor) -> Chunk:
@@ -203,15 +202,11 @@ class Chunks:
         """The terms of the scores of a chunk: see :meth:`escnn_attention.functional.points.call.PairBias.scores`."""
         return self.call.bias.scores(q, keys, seen, mutual)
 
-    def keys(self, some: Chunk) -> RowsOf:
-        """A function that takes the rows of the keys of a chunk from tensors."""
-        return RowsOf(some.keys, self.call.key_points.number if some.padded else None, some.first)
-
     def combine(self, terms: PairScores, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
         """The output of a chunk, of the terms of its scores; ``seen`` is for values that pass through a kernel."""
-        keys = self.keys(some)
+        keys, unseen = partial(rows_of, index=some.keys, some=some), some.keys < 0 if some.padded else None
         measure = None if self.measure is None else keys(self.measure)
-        p = self.weights.probabilities(terms, lambda: keys(k), some.keys < 0 if some.padded else None, measure)
+        p = self.weights.probabilities(terms, lambda: keys(k), unseen, measure)
         return self.weights.weighted_sum(p, keys(v), None if seen is None else self.call.values, seen)
 
 
@@ -227,23 +222,18 @@ def attend_in_chunks(
         copies: how many tensors as large are held at once, at least.
         num_features: how many functions of the location are held of every pair and output pose; by default all.
     """
-    # A score, its exponential, its probability, and the gradient.
-    width, points, keys = _width(call), call.query_points, call.key_points
+    points, keys = call.query_points, call.key_points
     shares = points.repeats > 1 and kind.shares and not call.bias.adds_nothing
     fastest *= kind.on_rings if shares and points.whole and call.k.shape[3] == 1 else 1
     # The backward pass of every chunk makes a gradient of all keys.
-    fastest, repeats = max(fastest, call.k.numel()) // width, points.repeats if shares else 1
-    num_features = call.bias.num_features if num_features is None else num_features
-    pairs = _pairs(call, num_features, fastest, max(copies, width), repeats)
+    fastest, repeats = max(fastest, call.k.numel()), points.repeats if shares else 1
+    pairs = _pairs(call, fastest, copies, num_features, repeats)
     chunks = (points.shared(keys) if shares else points.neighbours(keys)).chunks(pairs)
     tensors, measure = _vectors(call, any(map(attrgetter("padded"), chunks)))
-    shape, attend = _shape(call), kind(call, measure).attend
-    if not chunks:
-        return call.v.new_zeros(shape).transpose(0, 1).unsqueeze(1)
+    attend = kind(call, measure).attend
     if torch.is_grad_enabled() and len(chunks) > 1:
         attend = partial(recompute, attend, draws=call.dropout > 0, keep=kind.keep)
-    out = list(map(attend, chunks, *map(repeat, tensors)))
-    return in_place(out, chunks, shape).to(call.v.dtype).transpose(0, 1).unsqueeze(1)
+    return in_place(list(map(attend, chunks, *map(repeat, tensors))), chunks, call)
 
 
 def attend_in_export(call: PointCall, kind: type[Chunks]) -> Tensor:
@@ -251,12 +241,11 @@ def attend_in_export(call: PointCall, kind: type[Chunks]) -> Tensor:
 
     ``torch.jit.trace`` has no loops: there all is one chunk.
     """
-    one, shape = call.query_points.at_once(call.key_points), _shape(call)
+    one = call.query_points.at_once(call.key_points)
     if torch.jit.is_tracing():
         tensors, measure = _vectors(call, one.padded)
-        out = in_place([kind(call, measure).attend(one, *tensors)], [one], shape)
-        return out.to(call.v.dtype).transpose(0, 1).unsqueeze(1)
-    rows = Rows(one, _pairs(call, call.bias.num_features, _WRITTEN_NUMBERS, max(6, _width(call))))
+        return in_place([kind(call, measure).attend(one, *tensors)], [one], call)
+    rows = Rows(one, _pairs(call, _WRITTEN_NUMBERS))
     tensors, measure = _vectors(call, True)
     rule = kind(call, measure)
 
@@ -269,35 +258,33 @@ def attend_in_export(call: PointCall, kind: type[Chunks]) -> Tensor:
         return first + rows.step, out.index_copy(0, places, rule.attend(some, *tensors).to(out.dtype))
 
     # One more is for what fills up.
-    empty = call.v.new_zeros(shape[0] + 1, *shape[1:])
+    empty = _empty(call, 1)
     _, out = while_loop(there_are_more, attend, (torch.zeros_like(rows.number), empty))
     return out[:-1].transpose(0, 1).unsqueeze(1)
 
 
-def _shape(call: PointCall) -> tuple[int, ...]:
-    """N, M, |H| and C of the output."""
+def _empty(call: PointCall, more: int = 0) -> Tensor:
+    """Zeros for the output of all points, and so many more: ``(N, M, |H|, C)``."""
     heads, _, number, _, channels = call.q.shape
-    return number, heads, call.bias.num_poses, channels
+    return call.v.new_zeros(number + more, heads, call.num_poses, channels)
 
 
-def _width(call: PointCall) -> int:
-    """How many numbers there are for every score while it is made."""
-    mutual = call.query_points.whole and call.key_points is call.query_points
-    return max(4, call.bias.widths[mutual], 1 if call.values is None else call.values.features)
-
-
-def _pairs(call: PointCall, num_features: int, fastest: int, copies: int, repeats: int = 1) -> int:
-    """How many pairs of points there are in a chunk of at most so many scores, as many copies of which are held.
+def _pairs(call: PointCall, fastest: int, copies: int = 6, num_features: int | None = None, repeats: int = 1) -> int:
+    """How many pairs of points there are in a chunk of at most so many numbers, as many copies of which are held.
 
     Functions of the location are held once for so many points that repeat the same.
     """
     heads, _, _, poses, _ = call.q.shape
     query_poses, key_poses = (1 if call.query == "own" else poses), (1 if call.keys == "own" else call.k.shape[3])
-    size = call.q.element_size()
-    pairs = chunk_size(fastest, size, copies=copies) // (heads * call.bias.num_poses * query_poses * key_poses)
+    size, bias, points = call.q.element_size(), call.bias, call.query_points
+    # The numbers of every score while it is made: itself, its exponential, its probability and the gradient, or more.
+    mutual = points.whole and call.key_points is points
+    width = max(4, bias.widths[mutual], 1 if call.values is None else call.values.features)
+    copies, num_features = max(copies, width), bias.num_features if num_features is None else num_features
+    pairs = chunk_size(fastest // width, size, copies=copies) // (heads * bias.num_poses * query_poses * key_poses)
     if num_features:
         features = _FEATURES_PER_CHUNK if call.q.device.type == "cpu" else _NUMBERS_PER_WIDE_CHUNK
-        distinct = chunk_size(features, size, copies=copies) // (call.bias.num_poses * num_features)
+        distinct = chunk_size(features, size, copies=copies) // (bias.num_poses * num_features)
         pairs = min(pairs, distinct * repeats)
     return max(1, pairs)
 
@@ -322,45 +309,32 @@ def _vectors(call: PointCall, padded: bool) -> tuple[tuple[Tensor, ...], Tensor 
     return (q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), asking, asked), measure
 
 
-def in_place(out: list[Tensor], chunks: list[Chunk], shape: tuple[int, ...]) -> Tensor:
-    """The rows of all chunks at the points of their queries, and zeros at points without keys."""
+def in_place(out: list[Tensor], chunks: list[Chunk], call: PointCall) -> Tensor:
+    """The output ``(M, 1, N, |H|, C)``: the rows of all chunks at their queries, and zeros at points without keys."""
     first = list(map(attrgetter("first"), chunks))
-    in_stretches = None not in first
-    if in_stretches:
+    if None not in first:
         out = list(map(out.__getitem__, sorted(range(len(out)), key=first.__getitem__)))
-    rows = out[0] if len(out) == 1 else torch.cat(out)
-    if in_stretches:
-        return rows
-    places = torch.cat([some.queries.flatten() for some in chunks])
-    # One row more is for those that fill up; which they are no GPU has to be waited for.
-    places = torch.where(places < 0, shape[0], places)
-    return rows.new_zeros(shape[0] + 1, *shape[1:]).index_copy(0, places, rows)[:-1]
+    rows = (out[0] if len(out) == 1 else torch.cat(out)).to(call.v.dtype) if out else _empty(call)
+    if None in first:
+        places = torch.cat([some.queries.flatten() for some in chunks])
+        # One row more is for those that fill up; which they are no GPU has to be waited for.
+        places = torch.where(places < 0, call.q.shape[2], places)
+        rows = _empty(call, 1).index_copy(0, places, rows)[:-1]
+    return rows.transpose(0, 1).unsqueeze(1)
 
 
-class RowsOf:
-    """Takes the rows of an index ``(G, n)`` from tensors: without a copy, where they are in one stretch.
+def rows_of(rows: Tensor, index: Tensor, some: Chunk) -> Tensor:
+    """The rows ``(G, n, ...)`` of queries or keys of a chunk, whose ``index`` this is; the last one fills up.
 
-    Args:
-        index: of the rows.
-        filling: the row, or those ``(G, 1)`` of each group, that is meant by -1.
-        first: the first of the rows, if they are all that follow.
+    There is no copy where they are in one stretch.
     """
-
-    def __init__(self, index: Tensor, filling: int | Tensor | None, first: int | None):
-        self._index, self._filling = index, filling
-        self._first = first
-        self._filled: Tensor | None = None
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        number = self._index.numel()
-        if self._first is None:
-            if self._filled is None:  # Not before: the compiled loop reads most keys where they are.
-                index, filling = self._index, self._filling
-                self._filled = (index if filling is None else torch.where(index < 0, filling, index)).flatten()
-            rows = rows.index_select(0, self._filled)
-        elif rows.shape[0] > number:
-            rows = rows[self._first : self._first + number]
-        return rows.unflatten(0, self._index.shape)
+    number = index.numel()
+    if some.first is None:
+        index = torch.where(index < 0, rows.shape[0] - 1, index) if some.padded else index
+        rows = rows.index_select(0, index.flatten())
+    elif rows.shape[0] > number:
+        rows = rows[some.first : some.first + number]
+    return rows.unflatten(0, index.shape)
 
 
 def with_pairs(terms: PairScores, call: PointCall, some: Chunk) -> PairScores:

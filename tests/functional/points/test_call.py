@@ -48,10 +48,10 @@ def test_with_an_encoding_they_differ():
 def test_functions_of_the_location_bound_a_chunk(monkeypatch):
     call = call_of(scalar=False)
     needed = BETWEEN_POINTS.compute(call, "reference")
-    pairs = portable._pairs(call, call.bias.num_features, 2**24, 6)
+    pairs = portable._pairs(call, 2**26)
     assert len(call.query_points.neighbours(call.key_points).chunks(pairs)) == 1
     # Three pairs of points, of 16 functions from each of 24 poses.
     monkeypatch.setattr(portable, "_FEATURES_PER_CHUNK", 3 * 24 * 16)
-    assert portable._pairs(call, call.bias.num_features, 2**24, 6) == 3
+    assert portable._pairs(call, 2**26) == 3
     for backend in ("native", "neighbours"):
         torch.testing.assert_close(BETWEEN_POINTS.compute(call, backend), needed, rtol=1e-12, atol=1e-12)
