@@ -67,7 +67,7 @@ def attention_between_points():
     [
         (attention_on_a_grid, (14, 55, 36)),
         (block_on_a_grid, (18, 68, 61)),
-        (attention_between_points, (17, 81, 53)),
+        (attention_between_points, (17, 80, 52)),
     ],
 )
 def test_a_forward_pass_is_short(make, most):

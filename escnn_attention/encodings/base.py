@@ -18,7 +18,6 @@ from escnn_attention.encodings.bias import EncodingBias
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.points.call import PairBias, PairTables
 from escnn_attention.geometry.orbits import Orbits
 
 Form = Literal["offsets", "features", "waves"]
@@ -76,6 +75,7 @@ class Encoding(Versioned, ABC):
         rotates_values: whether they rotate values, too.
         has_start: whether :meth:`start` sets the initial weights of queries and keys.
         per_head: whether every head has tables of its own; otherwise they share one.
+        pair_bias: the class of the terms that are added to the scores between points, made of the encoding and tables.
         table_heads: the leading dimension of tables, of a bound encoding: the number of heads, or one.
         bound: whether the parameters exist.
 
@@ -99,6 +99,7 @@ class Encoding(Versioned, ABC):
     rotates_values: bool = False
     has_start: bool = False
     per_head: bool = True
+    pair_bias = EncodingBias
 
     def __init__(self) -> None:
         super().__init__()
@@ -337,10 +338,6 @@ class Encoding(Versioned, ABC):
         if values is None or values.shape[-1] == self.channels:
             return values
         return F.pad(values, (self.channels - values.shape[-1], 0))
-
-    def pair_bias(self, tables: PairTables) -> PairBias:
-        """The terms that the encoding adds to the scores between points, by tables of the group and of pairs."""
-        return EncodingBias(self, tables)
 
     def _output_layers(self) -> list[torch.nn.Linear]:
         """The linear layers whose weights scale the function of the offset."""

@@ -31,6 +31,21 @@ Location = Literal["mlp", "raw", "none"]
 Combination = Literal["sum", "product", "mlp"]
 
 
+class _KernelBias(PairBias):
+    """The bias of a kernel between points."""
+
+    def __init__(self, kernel: PairKernel, tables: PairTables):
+        super().__init__(tables)
+        self._kernel = kernel
+        self._poses = tables.of_pairs(kernel.poses(tables.quotient, tables.relative))
+        halved = tables.halves is not None and kernel.combine != "mlp"
+        # The network has two layers.
+        self.widths = 2 * kernel.hidden, (1 if halved else 2) * kernel.hidden
+
+    def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
+        return self._kernel.score(q, keys, seen, self._poses, self.tables.halves if mutual else None)
+
+
 class PairKernel(Versioned):
     r"""The score of a key as a function of content and location.
 
@@ -79,6 +94,8 @@ class PairKernel(Versioned):
     location_last_bias: Parameter | None
     join_hidden_bias: Parameter | None
     join_last_bias: Parameter | None
+
+    pair_bias = _KernelBias
 
     def __init__(
         self,
@@ -208,10 +225,6 @@ class PairKernel(Versioned):
             return torch.einsum("hpf,mof->mohp", relative.to(self.of_pose.dtype), self.of_pose)
         return select_rows(self.of_pose.mT, quotient.flatten()).mT.unflatten(2, quotient.shape)
 
-    def pair_bias(self, tables: PairTables) -> PairBias:
-        """The bias of the kernel between points."""
-        return _KernelBias(self, tables)
-
     def score(
         self,
         q: Tensor,
@@ -312,21 +325,6 @@ class PairKernel(Versioned):
     def extra_repr(self) -> str:
         more = [f"{name}=True" for name in ("biases", "last_activation") if getattr(self, name)]
         return ", ".join([f"{self.content!r}, {self.location!r}, {self.combine!r}, hidden={self.hidden}", *more])
-
-
-class _KernelBias(PairBias):
-    """The bias of a kernel between points."""
-
-    def __init__(self, kernel: PairKernel, tables: PairTables):
-        super().__init__(tables)
-        self._kernel = kernel
-        self._poses = tables.of_pairs(kernel.poses(tables.quotient, tables.relative))
-        halved = tables.halves is not None and kernel.combine != "mlp"
-        # The network has two layers.
-        self.widths = 2 * kernel.hidden, (1 if halved else 2) * kernel.hidden
-
-    def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
-        return self._kernel.score(q, keys, seen, self._poses, self.tables.halves if mutual else None)
 
 
 # The number whose SiLU is 1.

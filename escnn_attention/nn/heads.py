@@ -11,6 +11,7 @@ from escnn.nn import FieldType
 from escnn_attention._checks import check_bool, check_int, check_option
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.base import Needs
+from escnn_attention.encodings.bias import EncodingBias
 from escnn_attention.functional.call import Normalization
 from escnn_attention.groups.fibers import Fibers, frames, invariant_vectors, mass
 from escnn_attention.nn.arguments import check_regular, choose_head_fields, shown
@@ -162,7 +163,7 @@ def check_poses(heads: Heads, encoding: Encoding | PairKernel) -> None:
     name = type(encoding).__name__
     if heads.projection == "pointwise":
         raise ValueError('poses: got cosets with projection="pointwise", needed projection="group"')
-    if isinstance(encoding, PairKernel) or encoding.has_start or type(encoding).pair_bias is not Encoding.pair_bias:
+    if isinstance(encoding, PairKernel) or encoding.has_start or encoding.pair_bias is not EncodingBias:
         raise ValueError(f"poses: got cosets with a {name}, which has no mean over them; needed another encoding")
     if encoding.rotates and heads.group.dimension and np.abs(stabilizer.mean(0)).max() < 1e-9:
         raise ValueError(

@@ -256,7 +256,7 @@ class CrossAttention(ScoredHeads):
         )
         q, k, v = self.to_heads(queries.x[None], features[None], None if values is None else values[None])
         dropout = self.dropout if self.training else 0.0
-        bias = self.encoding.pair_bias(self._pair_tables())
+        bias = self.encoding.pair_bias(self.encoding, self._pair_tables())
         modes: dict[str, Any] = {"query": self.query, "keys": self.keys, "dropout": dropout, "envelope": self.cutoff}
         return PointCall(q, k, v, bias, asking, asked, **modes)
 

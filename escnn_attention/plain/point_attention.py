@@ -257,8 +257,8 @@ class PointAttention(PointModule, HeadModule):
                 offsets=self.sees_offsets and self.relation.period is None,
             )
             values = None if self.values is None else self.values.bind(self.quotient, self.relative)
-            cosets = self.stabilizer is not None
-            bias = EncodingBias(self.seen_encoding, tables) if cosets else self.encoding.pair_bias(tables)
+            encoding = self.encoding if self.stabilizer is None else self.seen_encoding
+            bias = self.encoding.pair_bias(encoding, tables)
         return PointCall(
             *(q, k, v, bias, positions, positions),
             query=query,
@@ -309,7 +309,7 @@ class SeenFromPoses:
             rows = inverse.flatten(0, 1)
             if rows.device.type not in launch.DEVICES:
                 rows = rows.contiguous()  # Of two transposed matrices the product takes ten times as long.
-            seen = rows @ in_rows(offset.flatten(0, 3).T)
+            seen = torch.bmm(rows.unsqueeze(0), in_rows(offset.flatten(0, 3).T).unsqueeze(0))
             seen = seen.view(*inverse.shape[:2], *offset.shape[1:4]).permute(2, 0, 3, 4, 1)
         else:
             with exactly(query.device.type):  # as of positions that are far from the origin
