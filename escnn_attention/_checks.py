@@ -18,9 +18,7 @@ def check_grid(space: Sequence[int]) -> None:
 def check_int(name: str, value: Any, *, least: int = 1) -> int:
     """``value``, if it is an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int):
-        other = not isinstance(value, bool) and isinstance(
-            value, Integral
-        )  # as of NumPy, written like it
+        other = not isinstance(value, bool) and isinstance(value, Integral)  # as of NumPy
         raise TypeError(f"{name}: got {value!r}, needed {f'int({value})' if other else 'an integer'}")
     if value < least:
         raise ValueError(f"{name}: got {value}, needed at least {least}")
