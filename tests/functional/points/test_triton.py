@@ -76,7 +76,7 @@ def test_agrees_with_the_formula(encoding, query, keys, normalization, seen):
     x, others = points_of(layer), {**SEEN[seen], "measure": torch.tensor([0.5, 1.5, 0.7]).double()}
     expected = outcome(layer, x, "reference", **others)
     assert_close(outcome(layer, x, "triton", **others), expected)
-    others["measure"] += torch.tensor([0.1, 0.0, 0.0])
+    others["measure"] *= torch.tensor([4.0, 1.0, 1.0])
     changed = outcome(layer, x, "reference", **others)
     assert (changed[0] - expected[0]).norm() > 1e-3 * expected[0].norm()
 
