@@ -12,9 +12,20 @@ from torch import Tensor
 # tensor (H, F, N): irrep by irrep, component by component, the d copies. Weights are (d, F, K) for each irrep.
 
 
+_FEW = 2**14
+"""So many multiplications take less time than the call of a product, for which numbers are then moved."""
+
+
 def transform(matrix: Tensor, x: Tensor, out: Tensor) -> None:
     """The products of a matrix with each of ``(b, i, n)``, written to ``(b, o, n)``; both may have any strides."""
-    torch.bmm(matrix.expand(len(x), -1, -1), x, out=out)
+    if len(x) == 1 or matrix.numel() * x.shape[2] > _FEW:
+        torch.bmm(matrix.expand(len(x), -1, -1), x, out=out)
+        return
+    rows, y = x.transpose(0, 1).flatten(1), out.transpose(0, 1)
+    if y.is_contiguous():
+        torch.mm(matrix, rows, out=y.view(len(y), -1))
+    else:
+        y.copy_((matrix @ rows).view(y.shape))
 
 
 def _channels_inside(y: Tensor) -> bool:

@@ -10,6 +10,7 @@ from escnn.nn import FieldType, GeometricTensor
 from torch.utils.checkpoint import checkpoint
 
 from escnn_attention import PoseLinear
+from escnn_attention.functional import irreps as products
 from escnn_attention.groups.fibers import fibers, frames, invariant_vectors
 from escnn_attention.plain.irreps import Irreps
 from escnn_attention.plain.projections import FromPoses, ToPoses
@@ -25,6 +26,9 @@ every_group = pytest.mark.parametrize(
         *(pytest.param(make, id=name, marks=pytest.mark.exhaustive) for name, make in LARGE.items()),
     ],
 )
+
+
+each_transform = pytest.mark.parametrize("few", [0, 2**30], ids=["field by field", "all fields at once"])
 
 
 def field_type(gspace, kind):
@@ -108,8 +112,10 @@ def test_irreps_make_up_the_matrices_of_frames(make):
 @pytest.mark.parametrize("layout", ["channels", "positions", "points", "images"])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("kind", ["regular", "mixed"])
+@each_transform
 @every_gspace
-def test_the_map_of_the_expanded_weights(make, kind, groups, layout, transposed):
+def test_the_map_of_the_expanded_weights(make, few, kind, groups, layout, transposed, monkeypatch):
+    monkeypatch.setattr(products, "_FEW", few)
     in_type = field_type(make(), kind)
     made, irreps = projection(in_type, groups, transposed)
     x = poses(in_type, groups, layout) if transposed else features((2, in_type.size), layout)
@@ -124,7 +130,9 @@ def test_the_map_of_the_expanded_weights(make, kind, groups, layout, transposed)
 @pytest.mark.parametrize("side_by_side", [False, True])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("lead", [(0, 3), (1, 1), (3, 1), (1, 70), (3, 70)], ids=str)
-def test_tensors_that_lie_in_memory_in_any_order(lead, groups, side_by_side):
+@each_transform
+def test_tensors_that_lie_in_memory_in_any_order(few, lead, groups, side_by_side, monkeypatch):
+    monkeypatch.setattr(products, "_FEW", few)
     in_type = field_type(gspaces.flipRot2dOnR2(4), "regular")
     made, irreps = projection(in_type, groups, False)
     back, irreps_back = projection(in_type, groups, True)
