@@ -98,6 +98,16 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(default)
 
 
+@pytest.fixture(autouse=True)
+def bases_in_single_precision() -> Iterator[None]:
+    """Convolutions of escnn that are alike share a basis, in the precision of the last that was converted."""
+    yield
+    if escnn := sys.modules.get("escnn.nn.modules.basismanager.basisexpansion_singleblock"):
+        kept = escnn._stored_filters
+        for key in [key for key, basis in kept.items() if basis.sampled_basis.element_size() != 4]:
+            del kept[key]
+
+
 @pytest.fixture(scope="session")
 def quick_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder where escnn finds no torch_geometric, which takes longer to import than all else."""

@@ -528,7 +528,8 @@ def convolution_beside(x: GeometricTensor, seed: int) -> EquivariantModule | Non
     out_type = FieldType(space, list(dict.fromkeys(x.type.representations)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        convolution: EquivariantModule = kind(x.type, out_type, 3, padding=1, bias=False)
+        # Without recompute=True it would share its basis, and so its precision, with the networks that are measured.
+        convolution: EquivariantModule = kind(x.type, out_type, 3, padding=1, bias=False, recompute=True)
     return convolution.to(x.tensor.device).double().eval()
 
 

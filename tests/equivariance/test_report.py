@@ -378,9 +378,10 @@ def test_clouds_of_points():
 def test_interpolated_elements_have_the_error_of_a_convolution_beside_them():
     fields = spaces.scalars(gspaces.rot2dOnR2(8), 2)
     net = nn.SequentialModule(GroupSelfAttention(fields, fields, 1, 3))
-    state = torch.get_rng_state()
+    state, alike = torch.get_rng_state(), nn.R2Conv(fields, fields, 3, initialize=False)
     report = equivariance_report(net, (1, 2, 15, 15))
     assert torch.equal(torch.get_rng_state(), state)
+    assert {basis.dtype for basis in alike.basisexpansion.buffers()} == {torch.float32}
     interpolated = [row.element for row in report.rows if row.layer == "whole module" and not row.exact]
     assert list(report.convolution) == interpolated
     assert len(interpolated) == 4
