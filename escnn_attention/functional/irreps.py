@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 _FEW = 2**14
-"""So many multiplications take less time than the call of a product, for which numbers are then moved."""
+"""A product of at most so many multiplications takes less time than its call: then all fields are copied into one."""
 
 
 def transform(matrix: Tensor, x: Tensor, out: Tensor) -> None:

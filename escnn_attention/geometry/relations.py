@@ -435,7 +435,7 @@ def inverse_of_v(omega: Tensor, x: Tensor) -> Tensor:
         + \tfrac{1}{\theta^2}\left(1 - \tfrac{\theta}{2}\cot\tfrac{\theta}{2}\right) \omega \times (\omega \times x)
     """
     square = omega.square().sum(-1, keepdim=True)
-    small = square < 0.01  # here the difference from 1 is rounding, and more so are its derivatives
+    small = square < 0.01  # where the closed form loses digits by cancellation, and its derivatives more
     half = torch.where(small, 1.0, square).sqrt() / 2
     series = 1 / 12 + square * (1 / 720 + square * (1 / 30240 + square / 1209600))
     factor = torch.where(small, series, (1 - half * half.cos() / half.sin()) / (4 * half.square()))

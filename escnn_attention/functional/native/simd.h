@@ -123,7 +123,7 @@ template <class T> inline V<T> exp2(V<T> x, T unit) {
 // 1 / x, of normal numbers whose inverse is one, to about two units in the last place.
 template <class T> inline V<T> reciprocal(V<T> x) {
 #if defined(__AVX512F__)
-    // Division takes eight times as long as this approximation, of 14 bits, which each step doubles.
+    // An approximation of 14 bits and a step of Newton's method; a division takes several times as long.
     if constexpr (sizeof(T) == 4) {
         const V<T> y = V<T>(_mm512_rcp14_ps(__m512(x)));
         return y * (T(2) - x * y);
