@@ -125,9 +125,10 @@ class ConvolutionalEncoding(Encoding):
                 "encoding: ConvolutionalEncoding needs 2 channels, one for the place and one for the content, and a "
                 f"head has {self.channels}; set head_fields to 2 or more"
             )
-        views = self._orbits.spread(self.num_heads, self.width, self.reach)
+        with torch.device("cpu"):  # The meta device has no places to choose from.
+            views = self._orbits.spread(self.num_heads, self.width, self.reach)
         self.step = views.step
-        self.centre = Parameter(views.places)
+        self.centre = Parameter(views.places.to(torch.get_default_device()))
         self.sharpness = Parameter(torch.full((self.num_heads,), self.initial_sharpness))
         if self.has_poses:
             others = 1 - F.one_hot(views.poses, self.num_poses)
