@@ -160,7 +160,7 @@ def check_images(
 
 
 def check_labels(
-    path: Path, name: str, labels: npt.NDArray[np.generic], count: int, num_classes: int = 10
+    path: Path | str, name: str, labels: npt.NDArray[np.generic], count: int, num_classes: int = 10
 ) -> npt.NDArray[np.int64]:
     """Check labels, ``count`` ≥ 1 integers from 0 to ``num_classes`` − 1; return them as int64."""
     if not count:
@@ -168,5 +168,6 @@ def check_labels(
     if labels.shape != (count,) or labels.dtype.kind not in "iu":
         raise UserError(f"{path}: {name} must be integers ({count},), found {labels.dtype} {labels.shape}")
     if labels.min() < 0 or labels.max() >= num_classes:
-        raise UserError(f"{path}: {name} must lie between 0 and {num_classes - 1}")
+        found = f"{labels.min()} to {labels.max()}"
+        raise UserError(f"{path}: {name} must lie between 0 and {num_classes - 1}, found {found}")
     return labels.astype(np.int64)

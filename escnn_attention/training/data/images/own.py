@@ -6,12 +6,14 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from escnn_attention.training.data.base import EvaluationSampler, InMemory
+from escnn_attention.training.data.files import check_labels
 from escnn_attention.training.data.images.base import PublishedImages, image_batches
 from escnn_attention.training.errors import UserError
 
@@ -64,8 +66,8 @@ class OwnImages(pl.LightningDataModule):
         images = torch.from_numpy(np.stack([self._read(file) for file in files]))
         parents = [file.parent.name if file.parent != self.path else "" for file in files]
         numbered = all(name.isascii() and name.isdecimal() for name in parents)
-        labels = torch.tensor([int(name) for name in parents]) if numbered else None
-        return InMemory(images, self._checked(labels))
+        labels = np.array([int(name) for name in parents]) if numbered else None
+        return InMemory(images, self._checked(labels, len(images)))
 
     def _read(self, file: Path) -> np.ndarray:
         """One image, (C, H, W) uint8."""
@@ -113,19 +115,12 @@ class OwnImages(pl.LightningDataModule):
                 f"--images: {self.path} has images {what}, needed uint8 from 0 to 255 or floating-point numbers from 0"
                 " to 1"
             )
-        labels = content.get("labels")
-        if labels is not None and (labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer)):
-            raise UserError(
-                f"--images: {self.path} has labels {labels.dtype} {labels.shape}, needed integers ({len(images)},)"
-            )
-        found = None if labels is None else torch.from_numpy(labels.astype(np.int64))
         pixels = torch.from_numpy(images.astype(np.float32) if floating else images)
-        return InMemory(pixels, self._checked(found))
+        return InMemory(pixels, self._checked(content.get("labels"), len(images)))
 
-    def _checked(self, labels: Tensor | None) -> Tensor | None:
+    def _checked(self, labels: npt.NDArray[np.generic] | None, count: int) -> Tensor | None:
         """The labels, if they are classes of the training."""
-        classes = self.trained_on.num_classes
-        if labels is not None and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-            found = f"from {int(labels.min())} to {int(labels.max())}"
-            raise UserError(f"--images: {self.path} has labels {found}, needed 0 to {classes - 1}")
-        return labels
+        if labels is None:
+            return None
+        where = f"--images: {self.path}"
+        return torch.from_numpy(check_labels(where, "labels", labels, count, self.trained_on.num_classes))

@@ -99,9 +99,9 @@ def text(tmp_path, name="mine.npz"):
         (lambda path: file_of(path, images=GREY.astype(float)), "has images from .*, needed uint8 from 0 to 255"),
         (lambda path: file_of(path, images=np.full((1, 8, 8), np.nan)), "has images from nan to nan, needed uint8"),
         (lambda path: file_of(path, images=GREY.astype(int)), "has images of int64, needed uint8"),
-        (lambda path: file_of(path, images=GREY, labels=np.arange(4)), r"has labels int64 \(4,\), needed integers"),
-        (lambda path: file_of(path, images=GREY, labels=np.arange(5) + 6), "has labels from 6 to 10, needed 0 to 9"),
-        (lambda path: file_of(path, images=GREY, labels=np.arange(5) - 1), "has labels from -1 to 3"),
+        (lambda path: file_of(path, images=GREY, labels=np.arange(4)), r"labels must be integers \(5,\), found"),
+        (lambda path: file_of(path, images=GREY, labels=np.arange(5) + 6), "must lie between 0 and 9, found 6 to 10"),
+        (lambda path: file_of(path, images=GREY, labels=np.arange(5) - 1), "must lie between 0 and 9, found -1 to 3"),
     ],
 )
 def test_what_is_refused(tmp_path, make, message):
