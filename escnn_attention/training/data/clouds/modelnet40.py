@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -111,11 +112,7 @@ def _labelled(points: npt.NDArray[Any], labels: npt.NDArray[np.int64]) -> Clouds
 
 def _models(path: Path, content: bytes) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """Points (B, 2048, 3) and labels (B,) of an HDF5 file."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise UserError("h5py is needed to read ModelNet40: pip install h5py") from error
-    with h5py.File(io.BytesIO(content), "r") as file:
+    with h5py.File(io.BytesIO(content)) as file:
         points, labels = file["data"][()], file["label"][()]
     if points.ndim != 3 or points.shape[1:] != (_POINTS, 3) or points.dtype.kind != "f":
         raise UserError(f"{path}: data must be floats (N, {_POINTS}, 3), found {points.dtype} {points.shape}")

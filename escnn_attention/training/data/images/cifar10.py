@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 
 from escnn_attention.training.data.base import InMemory
 from escnn_attention.training.data.files import Published, check_labels, download, npz_file, readable
@@ -169,10 +170,6 @@ def _decode(
     path: Path, stream: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], chosen: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint8]:
     """The JPEG images with the numbers ``chosen`` (N,), as (N, 32, 32, 3)."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise UserError(f"Pillow is needed to read {path}: pip install pillow") from error
     images = np.empty((len(chosen), _SIZE, _SIZE, 3), np.uint8)
     with readable(path):
         for place, index in enumerate(chosen):

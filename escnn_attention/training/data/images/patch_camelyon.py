@@ -7,8 +7,9 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+import h5py
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,9 +17,6 @@ from torch import Tensor
 from escnn_attention.training.data.files import Published, check_labels, make_from_downloads, readable
 from escnn_attention.training.data.images.base import PublishedImages
 from escnn_attention.training.errors import UserError
-
-if TYPE_CHECKING:
-    import h5py
 
 URL = "https://zenodo.org/records/2546921/files/{}?download=1"
 MD5 = {
@@ -85,14 +83,14 @@ class ImagesInFile:
     def __init__(self, images: Path, labels: Path) -> None:
         self.path = images
         self._opened: tuple[int, h5py.Dataset] | None = None
-        with readable(images), _open(images) as file:
+        with readable(images), h5py.File(images) as file:
             found = file["x"]
             if found.dtype != np.uint8 or found.shape[1:] != (_SIZE, _SIZE, 3):
                 raise UserError(
                     f"{images}: x must be uint8 (N, {_SIZE}, {_SIZE}, 3), found {found.dtype} {found.shape}"
                 )
             count = len(found)
-        with readable(labels), _open(labels) as file:
+        with readable(labels), h5py.File(labels) as file:
             values = file["y"][()]
         if values.shape == (count, 1, 1, 1):
             values = values.reshape(count)
@@ -116,16 +114,8 @@ class ImagesInFile:
     def _images(self) -> h5py.Dataset:
         # What was opened before a fork is not to be read from after it.
         if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), _open(self.path)["x"]
+            self._opened = os.getpid(), h5py.File(self.path)["x"]
         return self._opened[1]
-
-
-def _open(path: Path) -> h5py.File:
-    try:
-        import h5py
-    except ImportError as error:
-        raise UserError("h5py is needed to read PatchCamelyon: pip install h5py") from error
-    return h5py.File(path, "r")
 
 
 def _file(name: str, ending: str = "") -> str:

@@ -2,7 +2,6 @@ import gzip
 import hashlib
 import os
 import pickle
-import sys
 
 import numpy as np
 import pytest
@@ -204,10 +203,3 @@ def test_damaged_packed_file(tmp_path, arrays):
             PatchCamelyon(tmp_path).prepare_data()
         assert not (tmp_path / file("test_x")).exists()
         assert not [name for name in [path.name for path in tmp_path.glob("[!.]*")] if "tmp" in name or "lock" in name]
-
-
-def test_without_h5py(tmp_path, arrays, monkeypatch):
-    write(tmp_path, arrays)
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(UserError, match=r"h5py .*pip install h5py"):
-        PatchCamelyon(tmp_path).setup("fit")
