@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import lightning.pytorch as pl
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -148,6 +149,11 @@ class RandomChange:
             self._epoch = draw.epoch
         chosen = np.asarray(draw.indices)
         return self.change(batch, *(torch.from_numpy(np.asarray(values)[chosen]) for values in self._drawn))
+
+
+def random_choices(choices: int, count: int, generator: np.random.Generator) -> tuple[npt.NDArray[np.int64]]:
+    """One number below ``choices`` for each of ``count`` things."""
+    return (generator.integers(choices, size=count),)
 
 
 class Batches(Dataset[Any]):
@@ -310,11 +316,8 @@ class DataInParts(pl.LightningDataModule, ABC):
             batch_size=None,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
-            pin_memory=self._on_cuda(),
+            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
         )
-
-    def _on_cuda(self) -> bool:
-        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
 
 def at_least(least: float, **values: float) -> None:

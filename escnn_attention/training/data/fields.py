@@ -23,6 +23,7 @@ from escnn_attention.training.data.base import (
     Source,
     integers,
     one_of,
+    random_choices,
 )
 from escnn_attention.training.data.files import npz_file
 from escnn_attention.training.errors import UserError
@@ -147,12 +148,8 @@ class GridFields(DataInParts):
         sides = np.array(space[::-1])  # in the order of the coordinates
         elements = [g for g in grid_elements(len(space), self.turn_train) if (abs(g) @ sides == sides).all()]
         turn = functools.partial(_turn, elements, (self.inputs, self.targets))
-        numbers = functools.partial(_which, len(elements), self._count("train"))
+        numbers = functools.partial(random_choices, len(elements), self._count("train"))
         return Batches(source, RandomChange(turn, numbers, self.seed))
-
-
-def _which(elements: int, count: int, generator: np.random.Generator) -> tuple[npt.NDArray[np.int64]]:
-    return (generator.integers(elements, size=count),)
 
 
 def _turn(

@@ -11,13 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from escnn_attention.training.data.base import Batches, RandomChange, Source, integers, one_of
-from escnn_attention.training.data.clouds.base import (
-    Clouds,
-    GeneratedClouds,
-    as_clouds,
-    move_trajectories,
-)
+from escnn_attention.training.data.base import Batches, RandomChange, Source, integers, one_of, random_choices
+from escnn_attention.training.data.clouds.base import Clouds, GeneratedClouds, as_clouds, move_trajectories
 from escnn_attention.training.errors import UserError
 
 Array = npt.NDArray[np.float64]
@@ -191,13 +186,13 @@ class ChargedParticles(GeneratedClouds):
 
     def _batches(self, part: str) -> Batches:
         batches = super()._batches(part)
-        numbers = functools.partial(_halves, len(batches))
-        if part == "train" and self.conjugate_train:
-            batches = Batches(batches.source, *batches.changes, RandomChange(_conjugated, numbers, self.seed, _SIGNS))
-        if part == "train" and self.reverse_train:
-            change = RandomChange(_reversed, numbers, self.seed, _DIRECTIONS)
-            batches = Batches(batches.source, *batches.changes, change)
-        return batches
+        if part != "train":
+            return batches
+        numbers = functools.partial(random_choices, 2, len(batches))
+        own = [(_conjugated, _SIGNS)] if self.conjugate_train else []
+        own += [(_reversed, _DIRECTIONS)] if self.reverse_train else []
+        changes = [RandomChange(change, numbers, self.seed, stream) for change, stream in own]
+        return Batches(batches.source, *batches.changes, *changes)
 
     def _make(self, part: str) -> Source:
         systems = Systems(*self._in_blocks(part, random_systems))
@@ -206,23 +201,19 @@ class ChargedParticles(GeneratedClouds):
         return as_clouds(systems.charges[..., None], energies, np.stack([positions, velocities], axis=2))
 
 
-def _halves(count: int, generator: np.random.Generator) -> tuple[Array]:
-    return (generator.integers(2, size=count) == 1,)
-
-
 def _conjugated(clouds: Clouds, which: Tensor) -> Clouds:
-    """Some of the systems, ``(B,)``, with the opposite signs of all charges."""
+    """Some of the systems, ``(B,)``, those that are 1, with the opposite signs of all charges."""
     signs = 1.0 - 2.0 * which.float()
     return clouds._replace(features=clouds.features * signs[clouds.batch, None])
 
 
 def _reversed(clouds: Clouds, which: Tensor) -> Clouds:
-    """Some of the systems, ``(B,)``, with time running backwards."""
+    """Some of the systems, ``(B,)``, those that are 1, with time running backwards."""
     frames = clouds.point_targets
     assert frames is not None
-    there = which[clouds.batch]
+    which = which.bool()
     backwards = frames.flip(1) * frames.new_tensor([1.0, -1.0])[:, None]
-    frames = torch.where(there[:, None, None, None], backwards, frames)
+    frames = torch.where(which[clouds.batch, None, None, None], backwards, frames)
     q, v = frames[:, 0].double().numpy().reshape(len(which), -1, 2, 3).transpose(2, 0, 1, 3)
     charges = clouds.features.double().numpy().reshape(len(which), -1)
     energies = torch.from_numpy(energy(Systems(charges, q, v))).to(clouds.targets.dtype)

@@ -14,11 +14,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.training.data.base import PublishedData, Source
-from escnn_attention.training.data.clouds.base import (
-    CloudsInMemory,
-    PointClouds,
-    move,
-)
+from escnn_attention.training.data.clouds.base import CloudsInMemory, PointClouds, move
 from escnn_attention.training.data.clouds.orientation import in_frame_of_positions
 from escnn_attention.training.data.files import Published, make_from_downloads, npz_file
 from escnn_attention.training.errors import UserError

@@ -9,12 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from escnn_attention.training.data.base import integers, one_of
-from escnn_attention.training.data.clouds.base import (
-    CloudsInMemory,
-    GeneratedClouds,
-    as_clouds,
-    move_trajectories,
-)
+from escnn_attention.training.data.clouds.base import CloudsInMemory, GeneratedClouds, as_clouds, move_trajectories
 from escnn_attention.training.errors import UserError
 
 Solver = Literal["exact", "rk4"]
@@ -93,10 +88,11 @@ def _exact(systems: Systems, times: Array) -> tuple[Array, Array]:
     laplacian = np.eye(masses.shape[1]) * pairs.sum(axis=2)[:, None] - pairs
     squares, modes = np.linalg.eigh(2 * laplacian / (roots[:, :, None] * roots[:, None]))
     frequencies = np.sqrt(squares.clip(min=0))[:, None]  # (S, 1, n); the one that is 0 is that of the whole
-    phases = frequencies * (times if times.ndim == 2 else times[None])[..., None]  # (S, T, n)
+    times = np.atleast_2d(times)[..., None]
+    phases = frequencies * times  # (S, T, n)
     cos, sin = np.cos(phases)[..., None], np.sin(phases)[..., None]
     # sin(ωt)/ω, which is t where ω is 0
-    over = (times if times.ndim == 2 else times[None])[..., None, None] * np.sinc(phases / np.pi)[..., None]
+    over = times[..., None] * np.sinc(phases / np.pi)[..., None]
     across = modes.transpose(0, 2, 1)
     start = (across @ (roots[..., None] * positions))[:, None]
     speed = (across @ (momenta / roots[..., None]))[:, None]
@@ -105,19 +101,16 @@ def _exact(systems: Systems, times: Array) -> tuple[Array, Array]:
     return y / roots[:, None, :, None], dy * roots[:, None, :, None]
 
 
-def _slopes(systems: Systems, positions: Array, momenta: Array) -> tuple[Array, Array]:
-    """dq/dt and dp/dt = −∇V: −2 k_i Σ_j k_j (q_i − q_j), of all pairs at the cost of the bodies."""
-    stiffness = systems.stiffness[..., None]
-    total = stiffness.sum(axis=-2, keepdims=True)
-    mean = (stiffness * positions).sum(axis=-2, keepdims=True)
-    return momenta / systems.masses[..., None], -2 * stiffness * (total * positions - mean)
-
-
 def _rk4(systems: Systems, times: Array) -> tuple[Array, Array]:
     state = np.stack([systems.positions, systems.momenta])
+    masses, stiffness = systems.masses[..., None], systems.stiffness[..., None]
+    total = stiffness.sum(axis=-2, keepdims=True)
 
     def slope(state: Array) -> Array:
-        return np.stack(_slopes(systems, state[0], state[1]))
+        # dq/dt and dp/dt = −∇V: −2 k_i Σ_j k_j (q_i − q_j), of all pairs at the cost of the bodies
+        positions, momenta = state
+        mean = (stiffness * positions).sum(axis=-2, keepdims=True)
+        return np.stack([momenta / masses, -2 * stiffness * (total * positions - mean)])
 
     frames = [state]
     for step in np.diff(times):
