@@ -7,7 +7,7 @@ import torch
 from escnn import gspaces, nn
 from torch.nn import functional
 
-from escnn_attention import AttentiveConv, FeatureAttention, PoseAttention, assert_equivariant, equivariance_report
+from escnn_attention import AttentiveConv, FeatureAttention, assert_equivariant, equivariance_report
 from tests.test_readme_and_docs import programs
 
 PLANE = gspaces.trivialOnR2()
@@ -107,19 +107,6 @@ def test_both_kinds_are_not():
             direct.plain.excite.weight.mul_(channel)
             direct.plain.spatial.weight.mul_(spatial)
         assert (direct(CHANNELS(f)).tensor - residual(CHANNELS(f)).tensor).abs().max() > 1e-2
-
-
-def test_co_attention_is_circulant():
-    """Romero and Hoogendoorn 2020: a circulant matrix over the poses of a cyclic group, at every position."""
-    gspace = gspaces.rot2dOnR2(4)
-    fields = nn.FieldType(gspace, 3 * [gspace.regular_repr])
-    layer = PoseAttention(fields).double()
-    f = torch.randn(2, 12, 5, 4, dtype=torch.float64)
-    w = layer.plain.weight.weight[0]  # fields, poses
-    circulant = torch.stack([w.roll(h, dims=1) for h in range(4)])  # [h, c, h̃] = w_c(h̃ - h)
-    alpha = torch.einsum("hcp,bcpyx->bhyx", circulant, f.unflatten(1, (3, 4))).sigmoid()
-    expected = ((1 - alpha[:, None]) * f.unflatten(1, (3, 4))).flatten(1, 2)
-    torch.testing.assert_close(layer(fields(f)).tensor, expected, rtol=1e-12, atol=1e-12)
 
 
 # ---------------------------------------------------------------------------------------------------- BAM, on the site

@@ -10,101 +10,76 @@ from tests.spaces import ALL, PLANE, random_field, regular, scalars
 
 D4 = PLANE["D4"]
 
-BAD_ARGUMENTS = {
-    "in_type: got int": (TypeError, lambda t: GroupSelfAttention(3, t, kernel_size=None)),
-    "out_type: got str": (TypeError, lambda t: GroupSelfAttention(t, "regular", kernel_size=None)),
-    "out_type: its gspace is C4": (
+OF_FOUR_FIELDS = [
+    (ValueError, "num_heads: the 4 regular fields", {"num_heads": 3}),
+    (ValueError, "num_heads: got 0", {"num_heads": 0}),
+    (TypeError, "num_heads: got 1.5", {"num_heads": 1.5}),
+    (ValueError, "head_fields: got -1", {"head_fields": -1}),
+    (ValueError, "kernel_size: got 4, needed an odd", {"kernel_size": 4}),
+    (ValueError, "kernel_size: got -3", {"kernel_size": -3}),
+    (TypeError, "kernel_size: got '3'", {"kernel_size": "3"}),
+    (ValueError, "query: got 'each'", {"query": "each"}),
+    (ValueError, "window: got 'round'", {"kernel_size": 3, "window": "round"}),
+    (ValueError, "dilation: got 0", {"kernel_size": 3, "dilation": 0}),
+    (ValueError, "dilation: got 2, but attention is global", {"dilation": 2}),
+    (ValueError, "projection: got 'full'", {"projection": "full"}),
+    (ValueError, "dropout: got 1.0", {"dropout": 1.0}),
+    (ValueError, "dropout: got 'much'", {"dropout": "much"}),
+    (ValueError, "backend: got 'fast'", {"backend": "fast"}),
+    (ValueError, "keys: got 'none'", {"keys": "none"}),
+    (ValueError, "encoding: got 'spiral'", {"encoding": "spiral"}),
+    (TypeError, "encoding: got int", {"encoding": 3}),
+    (
         ValueError,
-        lambda t: GroupSelfAttention(t, regular(PLANE["C4"](), 4), kernel_size=None),
+        "encoding: RotaryEncoding rotates 2 .* head has 1",
+        {"num_heads": 4, "encoding": "rotary"},
     ),
-    "num_heads: the 4 regular fields": (ValueError, lambda t: GroupSelfAttention(t, t, 3, kernel_size=None)),
-    "num_heads: got 0": (ValueError, lambda t: GroupSelfAttention(t, t, 0, kernel_size=None)),
-    "num_heads: got 1.5": (TypeError, lambda t: GroupSelfAttention(t, t, 1.5, kernel_size=None)),
-    "head_fields: got -1": (ValueError, lambda t: GroupSelfAttention(t, t, head_fields=-1, kernel_size=None)),
-    "kernel_size: got 4, needed an odd": (ValueError, lambda t: GroupSelfAttention(t, t, 1, 4)),
-    "kernel_size: got -3": (ValueError, lambda t: GroupSelfAttention(t, t, 1, -3)),
-    "kernel_size: got '3'": (TypeError, lambda t: GroupSelfAttention(t, t, 1, "3")),
-    "query: got 'each'": (ValueError, lambda t: GroupSelfAttention(t, t, query="each", kernel_size=None)),
-    "window: got 'round'": (ValueError, lambda t: GroupSelfAttention(t, t, 1, 3, window="round")),
-    "dilation: got 0": (ValueError, lambda t: GroupSelfAttention(t, t, 1, 3, dilation=0)),
-    "dilation: got 2, but attention is global": (
-        ValueError,
-        lambda t: GroupSelfAttention(t, t, dilation=2, kernel_size=None),
-    ),
-    "projection: got 'full'": (ValueError, lambda t: GroupSelfAttention(t, t, projection="full", kernel_size=None)),
-    "dropout: got 1.0": (ValueError, lambda t: GroupSelfAttention(t, t, dropout=1.0, kernel_size=None)),
-    "dropout: got 'much'": (ValueError, lambda t: GroupSelfAttention(t, t, dropout="much", kernel_size=None)),
-    "backend: got 'fast'": (ValueError, lambda t: GroupSelfAttention(t, t, backend="fast", kernel_size=None)),
-    "encoding: got 'spiral'": (ValueError, lambda t: GroupSelfAttention(t, t, encoding="spiral", kernel_size=None)),
-    "encoding: RotaryEncoding rotates 2 channels and a head has 1": (
-        ValueError,
-        lambda t: GroupSelfAttention(t, t, 4, encoding="rotary", kernel_size=None),
-    ),
-    "keys: got 'none'": (ValueError, lambda t: GroupSelfAttention(t, t, keys="none", kernel_size=None)),
-    "encoding: got int": (TypeError, lambda t: GroupSelfAttention(t, t, encoding=3, kernel_size=None)),
-    "encoding: SeparableEncoding divides": (
-        ValueError,
-        lambda t: GroupSelfAttention(t, t, 4, encoding=SeparableEncoding(), kernel_size=None),
-    ),
-    "encoding: this MLPEncoding belongs to a layer": (
-        ValueError,
-        lambda t: GroupSelfAttention(t, t, encoding=MLPEncoding().bind(2, 1, 4, 8), kernel_size=None),
-    ),
-    'in_type: projection="pointwise" needs regular fields': (
-        ValueError,
-        lambda t: GroupSelfAttention(scalars(D4(), 2), t, projection="pointwise", kernel_size=None),
-    ),
-    'out_type: projection="pointwise" needs regular fields': (
-        ValueError,
-        lambda t: GroupSelfAttention(t, scalars(D4(), 2), projection="pointwise", kernel_size=None),
-    ),
-    "in_type: LiftingSelfAttention needs trivial .*GroupSelfAttention lifts": (
-        ValueError,
-        lambda t: LiftingSelfAttention(t, t, kernel_size=None),
-    ),
-    "query: LiftingSelfAttention has no such option, needed some of .*encoding,": (
-        TypeError,
-        lambda t: LiftingSelfAttention(scalars(D4(), 2), t, query="own", kernel_size=None),
-    ),
-    "gspace: the fiber group SO\\(2\\) is continuous": (
-        NotImplementedError,
-        lambda t: GroupSelfAttention(*2 * [scalars(gspaces.rot2dOnR2(-1), 2)], kernel_size=None),
-    ),
-    "kernel_size: got 3, but D4 has no base space": (
-        ValueError,
-        lambda t: GroupSelfAttention(*2 * [regular(ALL["D4 on a point"](), 1)], 1, 3),
-    ),
-}
+    (ValueError, "encoding: SeparableEncoding divides", {"num_heads": 4, "encoding": SeparableEncoding()}),
+    (ValueError, "encoding: this MLPEncoding belongs to", {"encoding": MLPEncoding().bind(2, 1, 4, 8)}),
+]
 
 
-@pytest.mark.parametrize("message", BAD_ARGUMENTS)
-def test_bad_arguments(message):
-    error, make = BAD_ARGUMENTS[message]
+@pytest.mark.parametrize(("error", "message", "options"), OF_FOUR_FIELDS)
+def test_bad_arguments(error, message, options):
+    fields = regular(D4(), 4)
     with pytest.raises(error, match=message):
-        make(regular(D4(), 4))
+        GroupSelfAttention(fields, fields, **{"kernel_size": None, **options})
 
 
-class TestBadInput:
-    def setup_method(self):
-        self.fields = regular(D4(), 2)
-        self.layer = GroupSelfAttention(self.fields, self.fields, 2, 3)
+def test_bad_types():
+    fields, few, circle = regular(D4(), 4), scalars(D4(), 2), scalars(gspaces.rot2dOnR2(-1), 2)
+    group, lifting, point = GroupSelfAttention, LiftingSelfAttention, regular(ALL["D4 on a point"](), 1)
+    for error, message, layer, types, options in (
+        (TypeError, "in_type: got int", group, (3, fields), {}),
+        (TypeError, "out_type: got str", group, (fields, "regular"), {}),
+        (ValueError, "out_type: its gspace is C4", group, (fields, regular(PLANE["C4"](), 4)), {}),
+        (ValueError, 'in_type: projection="pointwise" needs', group, (few, fields), {"projection": "pointwise"}),
+        (ValueError, 'out_type: projection="pointwise" needs', group, (fields, few), {"projection": "pointwise"}),
+        (NotImplementedError, r"gspace: the fiber group SO\(2\) is continuous", group, (circle, circle), {}),
+        (ValueError, "kernel_size: got 3, but D4 has no base", group, (point, point), {"kernel_size": 3}),
+        (ValueError, "in_type: .* needs trivial .*GroupSelfAttention lifts", lifting, (fields, fields), {}),
+        (TypeError, "query: .* no such option, needed .*encoding,", lifting, (few, fields), {"query": "own"}),
+    ):
+        with pytest.raises(error, match=message):
+            layer(*types, **{"kernel_size": None, **options})
 
-    def test_positions_and_poses_of_maps(self):
-        x = random_field(self.fields, 4, 4, dtype=torch.float32)
-        with pytest.raises(ValueError, match=r"positions: .*needed 2"):
-            self.layer.attention_maps(x, [(0, 0, 0)])
-        with pytest.raises(ValueError, match=r"positions: .*below \(4, 4\)"):
-            self.layer.attention_maps(x, [(0, 4)])
-        for positions in ([], [(0.5, 0.0)]):
-            with pytest.raises(ValueError, match=r"positions: .*needed whole numbers"):
-                self.layer.attention_maps(x, positions)
-        for pose in (8, 0.5, "1"):
-            with pytest.raises(ValueError, match=r"poses: .*index from 0"):
-                self.layer.attention_maps(x, [(0, 0)], [pose])
-        with pytest.raises(ValueError, match=r"poses: .*None for all"):
-            self.layer.attention_maps(x, [(0, 0)], [])
-        with pytest.raises(ValueError, match=r"poses: .*needed D4"):
-            self.layer.attention_maps(x, [(0, 0)], [PLANE["C4"]().fibergroup.identity])
+
+def test_positions_and_poses_of_maps():
+    fields = regular(D4(), 2)
+    layer, x = GroupSelfAttention(fields, fields, 2, 3), random_field(fields, 4, 4, dtype=torch.float32)
+    for positions, poses, message in (
+        ([(0, 0, 0)], None, "positions: .*needed 2"),
+        ([(0, 4)], None, r"positions: .*below \(4, 4\)"),
+        ([], None, "positions: .*needed whole numbers"),
+        ([(0.5, 0.0)], None, "positions: .*needed whole numbers"),
+        ([(0, 0)], [8], "poses: .*index from 0"),
+        ([(0, 0)], [0.5], "poses: .*index from 0"),
+        ([(0, 0)], ["1"], "poses: .*index from 0"),
+        ([(0, 0)], [], "poses: .*None for all"),
+        ([(0, 0)], [PLANE["C4"]().fibergroup.identity], "poses: .*needed D4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            layer.attention_maps(x, positions, poses)
 
 
 @pytest.mark.parametrize("layer", [GroupSelfAttention, LiftingSelfAttention, TransformerBlock])

@@ -35,6 +35,7 @@ from tests import spaces
 from tests.functional.grid.test_dense import Watch
 from tests.layers import drawn
 from tests.nn.attention import ENCODINGS
+from tests.nn.points import cloud
 from tests.packages import in_onnx
 from tests.spaces import generators, grid_generators, mixed, random_field, regular, scalars
 
@@ -190,7 +191,7 @@ def test_what_is_not_equivariant_is_noticed(spoil, kind, monkeypatch):
     if kind == "points":
         if spoil is spoilt_centre:
             pytest.skip("points have no centre")
-        x, y = points_of(query_type, 5), points_of(key_type, 9, 1)
+        x, y = cloud(query_type, 5), cloud(key_type, 9, 1)
     assert error_of(layer, x, y) < TOLERANCE
     assert len(layer.check_equivariance()) == 8
     spoil(layer, monkeypatch)
@@ -205,17 +206,12 @@ def with_weights_of(own, *types, **options):
     layer = GroupCrossAttention(*types, own.num_heads, head_fields=own.head_fields, **options).double().eval()
     core, rows = layer.plain, len(layer.plain.project_queries.weight)
     with torch.no_grad():
-        weights = own.plain.project_in.weight.split(rows)
-        for project, weight in zip(
-            (core.project_queries, core.project_values, core.project_keys), weights, strict=True
-        ):
+        projects = core.project_queries, core.project_values, core.project_keys
+        for project, weight in zip(projects, own.plain.project_in.weight.split(rows), strict=True):
             project.weight.copy_(weight)
         bias = own.plain.project_in.bias
         if bias is not None:
-            parts = bias.split([rows, rows, len(bias) - 2 * rows])
-            for project, part in zip(
-                (core.project_queries, core.project_values, core.project_keys), parts, strict=True
-            ):
+            for project, part in zip(projects, bias.split([rows, rows, len(bias) - 2 * rows]), strict=True):
                 assert (project.bias is None) == (not len(part))
                 if len(part):
                     project.bias.copy_(part)
@@ -607,7 +603,7 @@ def test_attention_maps_make_the_output(encoding, modes, kinds):
     for name, kind in zip(("query", "key"), kinds.split("-"), strict=True):
         fields = mixed(sequence(C4) if kind == "sequence" else C4)
         inputs.append(
-            points_of(fields, 5) if kind == "points" else random_field(fields, *spaces.shape_of(fields.gspace, 2))
+            cloud(fields, 5) if kind == "points" else random_field(fields, *spaces.shape_of(fields.gspace, 2))
         )
         given |= {f"{name}_batch": batches} if kind == "points" else {}
     x, y = inputs
@@ -677,7 +673,7 @@ def test_files_of_onnx(near):
     fields = regular(C4, 2)
     if near:
         plain = GroupCrossAttention(fields, fields, fields, head_fields=2, radius=1.5, num_neighbours=4).export()
-        x, y = points_of(fields, 5), points_of(fields, 9, 1)
+        x, y = cloud(fields, 5), cloud(fields, 9, 1)
         arguments = (x.tensor, y.tensor, None, None, x.coords, y.coords)
     else:
         plain = GroupCrossAttention(fields, fields, fields, 1, 3, head_fields=2).export()
@@ -689,51 +685,30 @@ def test_files_of_onnx(near):
 
 def test_what_does_not_fit():
     tokens, image = regular(sequence(C4), 2), regular(C4, 2)
-    for wrong, error, message in (
-        (lambda: GroupCrossAttention(tokens, regular(D4, 1), tokens), ValueError, "key_type: its fiber group is D4"),
-        (lambda: GroupCrossAttention(tokens, image, image), ValueError, "out_type: its gspace is"),
-        (lambda: GroupCrossAttention(tokens, image, tokens, value_type=tokens), ValueError, "value_type: its gspace"),
-        (lambda: GroupCrossAttention(tokens, 3, tokens), TypeError, "key_type: got int"),
-        (lambda: GroupCrossAttention(tokens, image, tokens, 1, 3), ValueError, "kernel_size: got 3, but queries"),
-        (lambda: GroupCrossAttention(tokens, image, tokens, spacing=2), ValueError, "spacing: got 2"),
-        (
-            lambda: GroupCrossAttention(image, image, image, spacing=0.013),
-            ValueError,
-            "spacing: got 0.013, needed a ratio",
-        ),
-        (lambda: GroupCrossAttention(image, image, image, spacing="2"), ValueError, "spacing: got '2'"),
-        (lambda: GroupCrossAttention(image, image, image, backend="fast"), ValueError, "backend: got 'fast'"),
-        (lambda: GroupCrossAttention(tokens, image, tokens, radius=1.0), ValueError, "radius: got 1.0, but queries"),
-        (lambda: GroupCrossAttention(tokens, image, tokens, causal=True), ValueError, "causal: got True, but queries"),
-        (lambda: GroupCrossAttention(image, image, image, causal=True), ValueError, "causal: got True, but"),
-        (lambda: GroupCrossAttention(image, image, image, 1, 3, radius=1.0), ValueError, "radius: got 1.0 with kernel"),
-        (lambda: GroupCrossAttention(image, image, image, cutoff=True), ValueError, "cutoff: got one without a radius"),
-        (
-            lambda: GroupCrossAttention(image, image, image, head_fields=4, encoding="rotary", period=2.0),
-            ValueError,
-            "period: got",
-        ),
-        (lambda: GroupCrossAttention(*3 * [regular(D6, 1)], period=2.0), ValueError, "period: got a box of sides"),
-        (
-            lambda: GroupCrossAttention(image, image, image, heads=2),
-            TypeError,
-            "heads: GroupCrossAttention has no such",
-        ),
-        (
-            lambda: GroupCrossAttention(image, image, image, 1, 3, encoding=ConvolutionalEncoding()),
-            ValueError,
-            "encoding: got ConvolutionalEncoding",
-        ),
-        (
-            lambda: GroupCrossAttention(
-                image, image, image, encoding=RotaryEncoding(constant_keys=True), head_fields=4
-            ),
-            ValueError,
-            "encoding: got RotaryEncoding",
-        ),
+    images, sets, constant_keys = 3 * [image], [tokens, image, tokens], RotaryEncoding(constant_keys=True)
+    for types, options, error, message in (
+        ([tokens, regular(D4, 1), tokens], {}, ValueError, "key_type: its fiber group is D4"),
+        ([tokens, image, image], {}, ValueError, "out_type: its gspace is"),
+        (sets, {"value_type": tokens}, ValueError, "value_type: its gspace"),
+        ([tokens, 3, tokens], {}, TypeError, "key_type: got int"),
+        (sets, {"kernel_size": 3}, ValueError, "kernel_size: got 3, but queries"),
+        (sets, {"spacing": 2}, ValueError, "spacing: got 2"),
+        (images, {"spacing": 0.013}, ValueError, "spacing: got 0.013, needed a ratio"),
+        (images, {"spacing": "2"}, ValueError, "spacing: got '2'"),
+        (images, {"backend": "fast"}, ValueError, "backend: got 'fast'"),
+        (sets, {"radius": 1.0}, ValueError, "radius: got 1.0, but queries"),
+        (sets, {"causal": True}, ValueError, "causal: got True, but queries"),
+        (images, {"causal": True}, ValueError, "causal: got True, but"),
+        (images, {"kernel_size": 3, "radius": 1.0}, ValueError, "radius: got 1.0 with kernel"),
+        (images, {"cutoff": True}, ValueError, "cutoff: got one without a radius"),
+        (images, {"head_fields": 4, "encoding": "rotary", "period": 2.0}, ValueError, "period: got"),
+        (3 * [regular(D6, 1)], {"period": 2.0}, ValueError, "period: got a box of sides"),
+        (images, {"heads": 2}, TypeError, "heads: GroupCrossAttention has no such"),
+        (images, {"encoding": ConvolutionalEncoding()}, ValueError, "encoding: got ConvolutionalEncoding"),
+        (images, {"head_fields": 4, "encoding": constant_keys}, ValueError, "encoding: got RotaryEncoding"),
     ):
         with pytest.raises(error, match=message):
-            wrong()
+            GroupCrossAttention(*types, **options)
     layer = GroupCrossAttention(tokens, image, tokens).double()
     x, y = random_field(tokens, 3), random_field(image, 4, 4)
     mask = torch.zeros(2, 4, 4, dtype=torch.bool)
@@ -752,13 +727,6 @@ def test_what_does_not_fit():
     apart = GroupCrossAttention(tokens, image, tokens, value_type=scalars(C4, 1)).double()
     with pytest.raises(ValueError, match="values: got None"):
         apart(x, y)
-
-
-def points_of(field_type, number, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(number, field_type.size, generator=generator, dtype=torch.float64)
-    coords = torch.randn(number, field_type.gspace.dimensionality, generator=generator, dtype=torch.float64)
-    return GeometricTensor(x, field_type, coords)
 
 
 @pytest.mark.parametrize(
@@ -803,7 +771,7 @@ def test_queries_without_near_keys_see_nothing(backend, graph, far):
     fields = regular(D4, 1)
     layer = drawn(GroupCrossAttention(fields, fields, fields, head_fields=2, radius=0.5, num_neighbours=2))
     layer.plain.backend = backend
-    x, y = points_of(fields, 4), points_of(fields, 3)
+    x, y = cloud(fields, 4), cloud(fields, 3)
     places = x.coords.index_add(0, torch.tensor([1, 2]), torch.full((2, 2), 50.0, dtype=torch.float64))
     leaves = [x.tensor.requires_grad_(), y.tensor.requires_grad_()]
 
@@ -825,7 +793,7 @@ def test_points_of_one_set_are_point_self_attention():
     fields = mixed(D4)
     own = drawn(PointSelfAttention(fields, fields, 2, head_fields=4))
     layer = with_weights_of(own, fields, fields, fields)
-    x = points_of(fields, 6)
+    x = cloud(fields, 6)
     torch.testing.assert_close(layer(x, x).tensor, own(x).tensor)
 
 
@@ -835,7 +803,7 @@ def clouds_of_points(encoding):
     layer = drawn(
         GroupCrossAttention(tokens, atoms, tokens, head_fields=4, encoding=encoding, value_type=regular(C4, 1))
     )
-    x, y, batch = random_field(tokens, 3), points_of(atoms, 9), torch.tensor([1, 0, 1, 1, 0, 1, 0, 1, 1])
+    x, y, batch = random_field(tokens, 3), cloud(atoms, 9), torch.tensor([1, 0, 1, 1, 0, 1, 0, 1, 1])
     z = GeometricTensor(torch.randn(9, 4, dtype=torch.float64), layer.value_type, y.coords)
     hidden = torch.zeros(9, dtype=torch.bool)
     hidden[[2, 4]] = True
@@ -902,7 +870,7 @@ def test_values_and_gradients_between_points_are_those_of_the_formula(name, enco
     fields, options = mixed(C4), NEAR.get(name, {})
     if "period" in options and encoding == "rotary":
         encoding = "separable"
-    x, y = points_of(fields, 2), points_of(fields, 4, 1)
+    x, y = cloud(fields, 2), cloud(fields, 4, 1)
     inputs = a, b, p, r = [t.clone().requires_grad_() for t in (x.tensor, y.tensor, x.coords, y.coords)]
     given = {"edge_index": torch.tensor([[0, 2, 3], [0, 0, 0]])} if name == "edges" else {}
     keys = GeometricTensor(b, fields, r)
@@ -937,7 +905,7 @@ def test_values_and_gradients_between_points_are_those_of_the_formula(name, enco
 def near_by(name):
     fields = mixed(D4)
     layer = drawn(GroupCrossAttention(fields, fields, fields, 2, head_fields=4, length_scale=1.0, **NEAR[name]))
-    return layer, points_of(fields, 5), points_of(fields, 9, 1)
+    return layer, cloud(fields, 5), cloud(fields, 9, 1)
 
 
 @pytest.mark.sampled(1, of="programs")
@@ -960,7 +928,7 @@ def test_windows_between_points_and_grids(size, window):
     expected = layer(grid, grid).tensor
     torch.testing.assert_close(layer(at, grid).tensor, expected.flatten(2).squeeze(0).T)
     torch.testing.assert_close(layer(grid, at).tensor, expected)
-    x = points_of(fields, 5)
+    x = cloud(fields, 5)
     assert error_of(layer, x, grid, elements=grid_generators(D4)) < TOLERANCE
     moved = GeometricTensor(at.tensor, fields, at.coords + 0.7)
     assert (layer(moved, grid).tensor - layer(at, grid).tensor).abs().max() > 1e-6
@@ -987,17 +955,17 @@ def test_fewer_points_and_back(choose):
         some = choose(x.coords, 4)
         return back(x, pool(GeometricTensor(x.tensor[some], fields, x.coords[some]), x))
 
-    network.space, x = D4, points_of(fields, 12)
+    network.space, x = D4, cloud(fields, 12)
     assert (error_of(network, x) < TOLERANCE) == (choose is farthest)
 
 
 def test_points_that_do_not_fit():
     tokens, atoms = regular(sequence(C4), 1), regular(C4, 1)
     layer, window = GroupCrossAttention(tokens, atoms, tokens).double(), GroupCrossAttention(atoms, atoms, atoms, 1, 3)
-    x, y, batch = random_field(tokens, 3), points_of(atoms, 4), torch.tensor([0, 0, 1, 2])
+    x, y, batch = random_field(tokens, 3), cloud(atoms, 4), torch.tensor([0, 0, 1, 2])
     near, whole = (GroupCrossAttention(atoms, atoms, atoms, radius=r).double() for r in (1.0, None))
     torus, edges = GroupCrossAttention(atoms, atoms, atoms, padding_mode="circular").double(), torch.zeros(2, 1).long()
-    one, none = random_field(atoms, 4, 4), points_of(atoms, 0)
+    one, none = random_field(atoms, 4, 4), cloud(atoms, 0)
     nowhere = GeometricTensor(y.tensor, atoms, y.coords.index_fill(0, torch.tensor([2]), torch.nan))
     for call, error, message in (
         (lambda: layer(x, y), ValueError, "key_batch: got None, needed the number of the image"),

@@ -107,26 +107,21 @@ def test_biases():
 
 
 def test_wrong_arguments():
-    gspace, other = gspaces.rot2dOnR2(4), gspaces.rot2dOnR2(3)
+    gspace, continuous = gspaces.rot2dOnR2(4), gspaces.rot2dOnR2(-1)
     regular, mixed = spaces.regular(gspace, 1), spaces.mixed(gspace)
-    with pytest.raises(TypeError, match="in_type: got str"):
-        PoseLinear("regular", regular)
-    with pytest.raises(TypeError, match="out_type: got NoneType"):
-        PoseLinear(regular, None)
-    with pytest.raises(ValueError, match=r"out_type: .*C3.*C4"):
-        PoseLinear(regular, spaces.regular(other, 1))
-    with pytest.raises(ValueError, match=r"in_type: .*regular fields only"):
-        PoseLinear(mixed, mixed)
-    with pytest.raises(ValueError, match=r"in_type: .*irrep_0, irrep_2"):
-        PoseLinear(mixed, regular, projection="pointwise")
-    with pytest.raises(ValueError, match='out_type: projection="pointwise" needs regular'):
-        PoseLinear(regular, mixed, projection="pointwise")
-    with pytest.raises(ValueError, match=r"projection: .*needed one of"):
-        PoseLinear(regular, regular, projection="none")
-    continuous = gspaces.rot2dOnR2(-1)
     vectors = FieldType(continuous, [continuous.irrep(1)])
-    with pytest.raises(NotImplementedError, match=r"gspace: .* continuous"):
-        PoseLinear(vectors, vectors)
+    for types, projection, error, message in (
+        (("regular", regular), "group", TypeError, "in_type: got str"),
+        ((regular, None), "group", TypeError, "out_type: got NoneType"),
+        ((regular, spaces.regular(gspaces.rot2dOnR2(3), 1)), "group", ValueError, "out_type: .*C3.*C4"),
+        ((mixed, mixed), "group", ValueError, "in_type: .*regular fields only"),
+        ((mixed, regular), "pointwise", ValueError, "in_type: .*irrep_0, irrep_2"),
+        ((regular, mixed), "pointwise", ValueError, 'out_type: projection="pointwise" needs regular'),
+        ((regular, regular), "none", ValueError, "projection: .*needed one of"),
+        ((vectors, vectors), "group", NotImplementedError, "gspace: .* continuous"),
+    ):
+        with pytest.raises(error, match=message):
+            PoseLinear(*types, projection=projection)
 
 
 C4 = gspaces.rot2dOnR2(4)
@@ -266,13 +261,10 @@ FIELDS = spaces.regular(C4, 2)
 @pytest.mark.parametrize(
     ("message", "make"),
     [
-        (
-            "layer_scale: got 0.*positive gain",
-            lambda: ea.TransformerBlock(FIELDS, FIELDS, layer_scale=0, kernel_size=None),
-        ),
-        ("drop_path: got 1", lambda: ea.TransformerBlock(FIELDS, FIELDS, drop_path=1, kernel_size=None)),
+        ("layer_scale: got 0.*positive gain", lambda: ea.TransformerBlock(FIELDS, FIELDS, 1, 3, layer_scale=0)),
+        ("drop_path: got 1", lambda: ea.TransformerBlock(FIELDS, FIELDS, 1, 3, drop_path=1)),
         ("drop_path: got 1", lambda: ea.PointTransformerBlock(FIELDS, FIELDS, drop_path=1)),
-        ("norm_kind: got 'group'", lambda: ea.TransformerBlock(FIELDS, FIELDS, norm_kind="group", kernel_size=None)),
+        ("norm_kind: got 'group'", lambda: ea.TransformerBlock(FIELDS, FIELDS, 1, 3, norm_kind="group")),
         (
             "norm_scope: got 'pose'",
             lambda: ea.TransformerBlock(FIELDS, FIELDS, norm_kind="batch", norm_scope="pose", kernel_size=None),

@@ -23,6 +23,7 @@ from escnn_attention import (
 from escnn_attention.nn.pointwise import shortcut_of
 from tests import spaces
 from tests.layers import drawn
+from tests.nn.points import cloud, mixed
 
 norms = pytest.mark.parametrize("norm", ["gsa", "pre"])
 C4 = gspaces.rot2dOnR2(4)
@@ -176,6 +177,7 @@ def test_attention_maps_are_those_of_the_attention_inside():
 
 VECTORS = FieldType(C4, [C4.irrep(1)])
 REGULAR = spaces.regular(C4, 2)
+POINTWISE = {"norm": "pre", "projection": "pointwise"}
 
 
 @pytest.mark.parametrize(
@@ -193,28 +195,12 @@ REGULAR = spaces.regular(C4, 2)
         ((REGULAR, REGULAR), {"norm": "post"}, ValueError, "norm: got 'post', needed one of 'gsa', 'pre'"),
         ((REGULAR, REGULAR), {"norm_scope": "batch"}, ValueError, "norm_scope: got 'batch'"),
         ((REGULAR, REGULAR), {"norm_scope": ""}, ValueError, "norm_scope: got ''"),
-        (
-            (REGULAR, REGULAR),
-            {"kernel_size": 3, "hidden_fields": 0},
-            ValueError,
-            "hidden_fields: got 0, needed at least 1",
-        ),
-        (
-            (REGULAR, REGULAR),
-            {"kernel_size": 3, "hidden_fields": 1.5},
-            TypeError,
-            "hidden_fields: got 1.5, needed an integer",
-        ),
+        ((REGULAR, REGULAR, 1, 3), {"hidden_fields": 0}, ValueError, "hidden_fields: got 0, needed at least 1"),
+        ((REGULAR, REGULAR, 1, 3), {"hidden_fields": 1.5}, TypeError, "hidden_fields: got 1.5, needed an integer"),
         ((REGULAR, REGULAR), {"dropout": 1}, ValueError, r"dropout: got 1, needed a probability in \[0, 1\)"),
         ((REGULAR, REGULAR), {"attention_dropout": -0.1}, ValueError, "attention_dropout: got -0.1"),
-        ((REGULAR, REGULAR), {"encoding": "spiral"}, ValueError, "encoding: got 'spiral'"),
         ((REGULAR, REGULAR), {"projection": "none"}, ValueError, "projection: got 'none'"),
-        (
-            (VECTORS, REGULAR),
-            {"kernel_size": 3, "norm": "pre", "projection": "pointwise"},
-            ValueError,
-            'in_type: projection="pointwise"',
-        ),
+        ((VECTORS, REGULAR, 1, 3), POINTWISE, ValueError, 'in_type: projection="pointwise"'),
     ],
 )
 def test_wrong_arguments_are_named(arguments, options, error, message):
@@ -298,26 +284,10 @@ class TestAnyAttention:
             (TypeError, "quary: TransformerBlock has no such option, needed some of .*norm.*query", {"quary": "all"}),
             (TypeError, "attention: got int, needed an equivariant module, or a function", {"attention": 3}),
             (TypeError, "attention: got NoneType, needed", {"attention": lambda *_: None}),
-            (
-                ValueError,
-                "query: got 'all' beside an attention",
-                {"attention": SAME, "query": "all"},
-            ),
-            (
-                ValueError,
-                "kernel_size: got 3 beside an attention",
-                {"attention": SAME, "kernel_size": 3},
-            ),
-            (
-                ValueError,
-                "attention_dropout: got 0.5 beside",
-                {"attention": SAME, "attention_dropout": 0.5},
-            ),
-            (
-                ValueError,
-                "attention: its in_type is .*, needed",
-                {"attention": lambda *_: SiLU(spaces.regular(C4, 2))},
-            ),
+            (ValueError, "query: got 'all' beside an attention", {"attention": SAME, "query": "all"}),
+            (ValueError, "kernel_size: got 3 beside an attention", {"attention": SAME, "kernel_size": 3}),
+            (ValueError, "attention_dropout: got 0.5 beside", {"attention": SAME, "attention_dropout": 0.5}),
+            (ValueError, "attention: its in_type is .*, needed", {"attention": lambda *_: SiLU(REGULAR)}),
         ],
     )
     def test_errors(self, error, message, options):
@@ -388,21 +358,10 @@ def test_a_block_that_trains_compiles_to_one_graph(norm):
     torch.testing.assert_close(results(), expected)
 
 
-def fields(space) -> FieldType:
-    return FieldType(space, 2 * [space.regular_repr, space.trivial_repr, space.basespace_action])
-
-
-def cloud(field_type: FieldType, number: int = 8) -> GeometricTensor:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(number, field_type.size, generator=generator, dtype=torch.float64)
-    coords = torch.randn(number, field_type.gspace.dimensionality, generator=generator, dtype=torch.float64)
-    return GeometricTensor(x, field_type, coords)
-
-
 def test_pointwise_modules_take_points():
     space = gspaces.rot2dOnR2(4)
     regular = FieldType(space, 2 * [space.regular_repr])
-    x = cloud(regular)
+    x = cloud(regular, 8)
     for module in (FieldLayerNorm(regular), SiLU(regular), PoseLinear(regular, regular)):
         y = module.double()(x)
         assert y.coords is x.coords
@@ -424,7 +383,7 @@ def with_memory(name, condition=3, drop_path=0.0):
     """A block of a decoder, its features at points, and what else it is called with."""
     torch.manual_seed(0)
     space, options = MEMORIES[name]
-    in_type, memory_type = fields(C4), spaces.mixed(space)
+    in_type, memory_type = mixed(C4, 2), spaces.mixed(space)
     attention = GroupCrossAttention(in_type, memory_type, in_type, head_fields=2, **options)
     block = PointTransformerBlock(
         in_type, in_type, head_fields=2, condition=condition, cross_attention=attention, drop_path=drop_path
@@ -433,7 +392,7 @@ def with_memory(name, condition=3, drop_path=0.0):
     rows |= {} if condition is None else {"condition": torch.randn(2, condition).double()}
     rows |= {"memory_batch": torch.tensor([0, 1, 0, 1, 0, 0, 1, 1])} if name == "points" else {}
     memory = spaces.random_field(memory_type, *spaces.shape_of(space, 3))
-    return drawn(block), cloud(in_type), {"memory": cloud(memory_type) if name == "points" else memory, **rows}
+    return drawn(block), cloud(in_type, 8), {"memory": cloud(memory_type, 8) if name == "points" else memory, **rows}
 
 
 @pytest.mark.sampled(3)
@@ -519,7 +478,7 @@ def test_a_memory_that_does_not_fit():
 
 def test_bad_arguments():
     space = gspaces.rot2dOnR2(4)
-    in_type = fields(space)
+    in_type = mixed(space, 2)
     for message, arguments in (
         ("keys", {"keys": "own", "kernel_features": 2}),
         ("backend", {"backend": "dense", "kernel_features": 2}),
@@ -531,7 +490,7 @@ def test_bad_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             PointTransformerBlock(in_type, in_type, **arguments)
-    block, x = PointTransformerBlock(in_type, in_type).double(), cloud(in_type)
+    block, x = PointTransformerBlock(in_type, in_type).double(), cloud(in_type, 8)
     with pytest.raises(ValueError, match="mask"):
         block(x, mask=torch.ones(3, dtype=torch.bool))
     everyone = torch.ones(len(x.tensor), dtype=torch.bool)
@@ -548,7 +507,7 @@ def test_any_attention():
     def attention(in_type, out_type):
         return PointSelfAttention(in_type, out_type, 2, head_fields=2, num_neighbours=4, query="all")
 
-    both = fields(gspaces.flipRot2dOnR2(3))
+    both = mixed(gspaces.flipRot2dOnR2(3), 2)
     blocks = []
     for options in ({"attention": attention}, {"num_heads": 2, "head_fields": 2, "num_neighbours": 4, "query": "all"}):
         torch.manual_seed(0)
@@ -575,7 +534,7 @@ def test_networks_may_end_in_a_nonlinearity_and_norms_have_an_epsilon():
     options = {"num_heads": 2, "norm_eps": 0.3}
     block = PointTransformerBlock(both, both, last_activation=True, **options).double()
     norm, expand, _, contract, *_ = block.feed_forward
-    x = cloud(both)
+    x = cloud(both, 8)
     y = x + block.attention(block.norm(x))
     inside = torch.nn.functional.silu(expand(FieldLayerNorm(both, eps=0.3).double()(y)).tensor)
     last = contract(GeometricTensor(inside, expand.out_type, x.coords)).tensor
