@@ -6,7 +6,7 @@ from escnn import gspaces
 from escnn.nn import FieldType
 
 from escnn_attention import assert_equivariant
-from escnn_attention.models import VisionTransformer, from_pretrained
+from escnn_attention.models import VisionTransformer
 from tests import spaces
 from tests.layers import drawn
 
@@ -90,14 +90,6 @@ def test_from_fields_to_fields(gspace):
     network.decoder[1].plain.kernel_and_bias = lambda like: (kernel, None)
     with pytest.raises(AssertionError, match="equivarian"):
         assert_equivariant(network.as_fields(), shape, tolerance=1e-3)
-
-
-def test_other_images_and_folders(tmp_path):
-    network = network_on(GROUPS[0], invariant=True, block={"drop_path": 0.1}).float().eval()
-    assert network(torch.randn(1, 2, 12, 10)).shape == (1, 3)
-    network.save_pretrained(tmp_path)
-    x = torch.randn(2, 2, 8, 8)
-    assert torch.equal(from_pretrained(tmp_path)(x), network(x))
 
 
 def test_bad_arguments():

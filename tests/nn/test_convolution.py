@@ -333,55 +333,45 @@ def test_takes_the_filter_that_the_mode_of_the_convolution_uses():
 # --------------------------------------------------------------------------------------------------------- arguments
 
 C4 = PLANE["C4"]
-BAD = {
-    "convolution: got Conv2d, needed an R2Conv or R3Conv": (TypeError, lambda: torch.nn.Conv2d(1, 1, 3)),
-    "convolution: the fiber group of C8.* does not map the grid onto itself": (
-        ValueError,
-        lambda: convolution_on(PLANE["C8"](), fields=(1, 1)),
-    ),
-    "convolution: the fiber group of .* look between its points": (
-        ValueError,
-        lambda: convolution_on(PLANE["flip about an odd axis"](), fields=(1, 1)),
-    ),
-    "gspace: the fiber group SO\\(2\\) is continuous": (
-        NotImplementedError,
-        lambda: R2Conv(*2 * [scalars(gspaces.rot2dOnR2(-1), 1)], 3, padding=1),
-    ),
-    'convolution.in_type: heads="all" needs regular fields only, got also irrep_0': (
-        ValueError,
-        lambda: R2Conv(scalars(C4(), 1), regular(C4(), 1), 3, padding=1),
-    ),
-    'convolution.out_type: heads="all" needs regular fields only, got also irrep_1': (
-        ValueError,
-        lambda: R2Conv(regular(C4(), 1), FieldType(C4(), [C4().irrep(1)]), 3, padding=1),
-    ),
-    "convolution: its kernel_size is 4, needed an odd number": (
-        ValueError,
-        lambda: convolution_on(C4(), 4, fields=(1, 1)),
-    ),
-    "convolution: its stride is 2, needed 1": (ValueError, lambda: convolution_on(C4(), stride=2)),
-    "convolution: its groups is 2, needed 1": (ValueError, lambda: convolution_on(C4(), fields=(2, 2), groups=2)),
-    "convolution: its padding is 0, needed 1": (ValueError, lambda: convolution_on(C4(), padding=0)),
-    "convolution: its padding is 1, needed 2": (ValueError, lambda: convolution_on(C4(), padding=1, dilation=2)),
-    "convolution: its padding is \\(1, 2\\), needed 1": (ValueError, lambda: convolution_on(C4(), padding=(1, 2))),
-    "convolution: its padding_mode is 'reflect', needed 'zeros' or 'circular'": (
-        ValueError,
-        lambda: convolution_on(C4(), padding_mode="reflect"),
-    ),
-}
+GRIDS = [
+    ("C8", ".* does not map the grid onto itself", {"fields": (1, 1)}),
+    ("flip about an odd axis", "the fiber group of .* look between its points", {"fields": (1, 1)}),
+    ("C4", "its kernel_size is 4, needed an odd number", {"width": 4, "fields": (1, 1)}),
+    ("C4", "its stride is 2, needed 1", {"stride": 2}),
+    ("C4", "its groups is 2, needed 1", {"fields": (2, 2), "groups": 2}),
+    ("C4", "its padding is 0, needed 1", {"padding": 0}),
+    ("C4", "its padding is 1, needed 2", {"padding": 1, "dilation": 2}),
+    ("C4", r"its padding is \(1, 2\), needed 1", {"padding": (1, 2)}),
+    ("C4", "its padding_mode is 'reflect', needed 'zeros' or 'circular'", {"padding_mode": "reflect"}),
+]
 
 
-@pytest.mark.parametrize("message", BAD)
-def test_convolutions_that_are_no_attention(message):
-    error, make = BAD[message]
-    with pytest.raises(error, match=message):
-        attention_from_convolution(make())
+@pytest.mark.parametrize(("name", "message", "options"), GRIDS)
+def test_convolutions_that_are_no_attention(name, message, options):
+    with pytest.raises(ValueError, match=f"convolution: {message}"):
+        attention_from_convolution(convolution_on(PLANE[name](), **options))
+
+
+def test_types_of_convolutions_that_are_no_attention():
+    image, fields, circle = scalars(C4(), 1), regular(C4(), 1), scalars(gspaces.rot2dOnR2(-1), 1)
+    vectors = FieldType(C4(), [C4().irrep(1)])
+    for error, message, make in (
+        (TypeError, "convolution: got Conv2d, needed an R2Conv or R3Conv", lambda: torch.nn.Conv2d(1, 1, 3)),
+        (NotImplementedError, r"gspace: the fiber group SO\(2\) is", lambda: R2Conv(circle, circle, 3, padding=1)),
+        (ValueError, "convolution.in_type: .* only, got also irrep_0", lambda: R2Conv(image, fields, 3, padding=1)),
+        (ValueError, "convolution.out_type: .* only, got also irrep_1", lambda: R2Conv(fields, vectors, 3, padding=1)),
+    ):
+        with pytest.raises(error, match=message):
+            attention_from_convolution(make())
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "much", True])
 def test_wrong_sharpness(value):
+    convolution = convolution_on(C4(), fields=(1, 1))
     with pytest.raises(ValueError, match=r"sharpness: .*positive number"):
-        attention_from_convolution(convolution_on(C4(), fields=(1, 1)), sharpness=value)
+        attention_from_convolution(convolution, sharpness=value)
+    with pytest.raises(ValueError, match=r"sharpness: .*at most 1e\+06"):
+        attention_from_convolution(convolution, sharpness=1e300)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -394,21 +384,16 @@ def test_sharpness_to_the_end(sharpness, dtype):
     torch.testing.assert_close(got, convolution(x).tensor[inside], rtol=1e-4, atol=1e-5)
 
 
-def test_too_sharp():
-    with pytest.raises(ValueError, match=r"sharpness: .*at most 1e\+06"):
-        attention_from_convolution(convolution_on(C4(), fields=(1, 1)), sharpness=1e300)
-
-
 def test_wrong_options():
     convolution = convolution_on(C4(), fields=(1, 1))
-    with pytest.raises(ValueError, match="heads: got 'one'"):
-        attention_from_convolution(convolution, heads="one")
-    with pytest.raises(ValueError, match="projection: got 'pointwise', but heads=\"orbits\" needs"):
-        attention_from_convolution(convolution, heads="orbits", projection="pointwise")
-    with pytest.raises(ValueError, match="projection: got 'full'"):
-        attention_from_convolution(convolution, projection="full")
-    with pytest.raises(ValueError, match="backend: got 'fast'"):
-        attention_from_convolution(convolution, backend="fast")
+    for options, message in (
+        ({"heads": "one"}, "heads: got 'one'"),
+        ({"heads": "orbits", "projection": "pointwise"}, "projection: got 'pointwise', but heads=\"orbits\" needs"),
+        ({"projection": "full"}, "projection: got 'full'"),
+        ({"backend": "fast"}, "backend: got 'fast'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attention_from_convolution(convolution, **options)
 
 
 def test_shapes_are_those_of_the_convolution():

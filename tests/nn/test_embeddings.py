@@ -79,15 +79,15 @@ def test_the_kernel_of_regular_fields_is_any_kernel_rotated():
 
 
 def test_bad_arguments():
-    scalars, fields = spaces.scalars(D4, 1), spaces.mixed(D4)
-    with pytest.raises(ValueError, match=r"^size: got 0"):
-        PatchEmbedding(scalars, fields, 0)
-    for gspace in gspaces.rot2dOnR2(8), gspaces.flipRot2dOnR2(4, axis=0.3):
-        with pytest.raises(ValueError, match="square grid onto itself"):
-            PatchEmbedding(spaces.scalars(gspace, 1), spaces.mixed(gspace), 2)
-    point = spaces.POINT["D4 on a point"]()
-    with pytest.raises(ValueError, match="has no base space"):
-        PatchEmbedding(spaces.scalars(point, 1), spaces.mixed(point), 2)
+    scalars, fields, point = spaces.scalars(D4, 1), spaces.mixed(D4), spaces.POINT["D4 on a point"]()
+    for gspace, size, message in (
+        (D4, 0, "^size: got 0"),
+        (gspaces.rot2dOnR2(8), 2, "square grid onto itself"),
+        (gspaces.flipRot2dOnR2(4, axis=0.3), 2, "square grid onto itself"),
+        (point, 2, "has no base space"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PatchEmbedding(spaces.scalars(gspace, 1), spaces.mixed(gspace), size)
     with pytest.raises(ValueError, match=r"^input: patches .*4×5"):
         PatchEmbedding(scalars, fields, 2)(scalars(torch.zeros(1, 1, 4, 5)))
 

@@ -52,8 +52,6 @@ def test_a_broken_action_is_not_equivariant(table):
 
 def test_on_a_grid_it_is_group_self_attention():
     """The points of a 5×5 grid, with the weights of the layer on grids."""
-    from escnn_attention import GroupSelfAttention
-
     torch.manual_seed(12)
     space = gspaces.flipRot2dOnR2(4)
     in_type = FieldType(space, 2 * [space.regular_repr])

@@ -64,22 +64,18 @@ def test_crop_takes_the_margin():
 
 def test_mistakes():
     gspace = gspaces.rot2dOnR2(4)
-    fields = spaces.regular(gspace, 1)
-    vectors = FieldType(gspace, [gspace.irrep(1)])
-    with pytest.raises(ValueError, match=r"in_type: .*every channel"):
-        HalvingPool(vectors)
-    with pytest.raises(ValueError, match=r"kind: .*'max'"):
-        HalvingPool(fields, "min")
-    with pytest.raises(ValueError, match="no base space"):
-        HalvingPool(spaces.regular(spaces.POINT["D4 on a point"](), 1))
-    with pytest.raises(ValueError, match="1×4 cannot be halved"):
-        HalvingPool(fields)(spaces.random_field(fields, 1, 4))
-    with pytest.raises(ValueError, match=r"margin: .*at least 0"):
-        Crop(fields, -1)
-    with pytest.raises(ValueError, match="nothing of a grid of 4×5"):
-        Crop(fields, 2)(spaces.random_field(fields, 4, 5))
-    with pytest.raises(TypeError, match="input: Crop got Tensor"):
-        Crop(fields, 1)(torch.zeros(1, 4, 5, 5))
+    fields, nowhere = spaces.regular(gspace, 1), spaces.regular(spaces.POINT["D4 on a point"](), 1)
+    for error, message, call in (
+        (ValueError, "in_type: .*every channel", lambda: HalvingPool(FieldType(gspace, [gspace.irrep(1)]))),
+        (ValueError, "kind: .*'max'", lambda: HalvingPool(fields, "min")),
+        (ValueError, "no base space", lambda: HalvingPool(nowhere)),
+        (ValueError, "1×4 cannot be halved", lambda: HalvingPool(fields)(spaces.random_field(fields, 1, 4))),
+        (ValueError, "margin: .*at least 0", lambda: Crop(fields, -1)),
+        (ValueError, "nothing of a grid of 4×5", lambda: Crop(fields, 2)(spaces.random_field(fields, 4, 5))),
+        (TypeError, "input: Crop got Tensor", lambda: Crop(fields, 1)(torch.zeros(1, 4, 5, 5))),
+    ):
+        with pytest.raises(error, match=message):
+            call()
 
 
 @pytest.mark.sampled(4)

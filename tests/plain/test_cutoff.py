@@ -15,7 +15,7 @@ from escnn_attention.functional.points import native
 from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.models import PointTransformer
 from escnn_attention.plain.cutoff import Cutoff, polynomial_envelope
-from tests.nn.points import SPACES, cloud, mixed, worst_error
+from tests.nn.points import SPACES, cloud, mixed, worst_error, written_out
 
 RADIUS = 1.5
 C4, ON_R3 = gspaces.rot2dOnR2(4), SPACES["D3 on R3"]()
@@ -130,47 +130,6 @@ def test_energies_and_forces_do_not_jump_where_a_point_crosses_the_radius(name):
 # Values and gradients
 
 
-def written_out(layer, x, coords, measure=None, edge_attr=None):
-    """The layer with location-only scores by its formula, a loop over pairs; also for one cloud."""
-    core = layer.plain
-    v = core.to_heads(x.unsqueeze(0))[2].squeeze(1)  # M, N, P, C
-    poses = v.shape[2]
-    out = []
-    for i in range(len(coords)):
-        of_query = []
-        for h in range(poses):
-            inverse = core.inverse_action[h].to(coords)
-            weights, values = [], []
-            for j in range(len(coords)):
-                delta = coords[j] - coords[i]
-                square = delta.square().sum()
-                if square > RADIUS**2:
-                    continue
-                t = torch.where(square == 0, 0.0, torch.where(square == 0, 1.0, square).sqrt()) / RADIUS
-                u = core.cutoff.function(t)
-                mu = u if measure is None else u * measure[j]
-                seen = inverse @ (delta / core.length_scale)
-                for p in range(poses):
-                    s = location(core.encoding, seen, int(core.quotient[h, p]))  # of each head
-                    factor = torch.ones_like(s)
-                    if edge_attr is not None:
-                        added, change = core.edge_readout @ edge_attr[0, i, j]
-                        s, factor = s + added, 1 + change
-                    weights.append(torch.stack([mu * (s.exp() if core.normalization == "softmax" else s), factor]))
-                    values.append((v[:, j, p], mu))
-            w, factor = torch.stack(weights).unbind(1)
-            mass = w.sum(0) if core.normalization == "softmax" else torch.stack([m for _, m in values]).sum()
-            of_query.append(torch.einsum("km,kmc->mc", factor * w / mass, torch.stack([value for value, _ in values])))
-        out.append(torch.stack(of_query, dim=1))
-    return core.project_out(torch.stack(out, dim=1).unsqueeze(1)).squeeze(0)
-
-
-def location(kernel, seen, pose):
-    hidden = kernel.of_offset @ seen + kernel.bias + kernel.of_pose[:, :, pose]
-    hidden = torch.nn.functional.silu(torch.einsum("mij,mj->mi", kernel.within, torch.nn.functional.silu(hidden)))
-    return torch.einsum("mi,mi->m", kernel.read_location, hidden)
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("normalization", ["softmax", "count"])
@@ -185,7 +144,8 @@ def test_the_formula(backend, normalization, envelope):
     x, coords = data.tensor.requires_grad_(), data.coords.requires_grad_()
     measure, edge_attr = torch.rand(5).double() + 0.5, torch.randn(1, 5, 5, 2).double()
     y = layer(GeometricTensor(x, fields, coords), measure=measure, edge_attr=edge_attr).tensor
-    expected = written_out(layer, x, coords, measure, edge_attr)
+    edges = ((coords[:, None] - coords).norm(dim=-1) <= RADIUS).nonzero().T
+    expected = written_out(layer, data, edges, measure, edge_attr[0, edges[1], edges[0]])
     leaves = [x, coords, *(p for p in layer.parameters() if p.requires_grad)]
     weight = torch.randn(y.shape, dtype=y.dtype)
     found = torch.autograd.grad((y * weight).sum(), leaves, allow_unused=True)
