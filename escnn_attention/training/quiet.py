@@ -18,9 +18,8 @@ _BESIDE_THE_POINT = (
     ".*jsonargparse.*|.*JsonargparseDeprecationWarning.*|.*deprecated in v4.*",
     # The command line is typer's, which hands its words on.
     ".*LightningCLI's args parameter.*",
-    # What tests and predicts needs the weights only, and knows itself which images it is given.
+    # What tests and predicts needs the weights only.
     ".*Be aware that when using `ckpt_path`.*",
-    ".*Couldn't infer the batch indices.*",
     # Where all images train, none validate.
     ".*Total length of `list` across ranks is zero.*",
     # Steps are logged by epoch.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import torch
 import yaml
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
 from rich.progress import BarColumn
 from torch import Tensor
@@ -64,11 +64,10 @@ class EpochHistory(pl.Callback):
             torch.cuda.reset_peak_memory_stats(device)
         self._memory_before = self._memory_peak = _memory(device)
 
-    def on_before_backward(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         self._memory_peak = max(self._memory_peak, _memory(trainer.strategy.root_device))
 
-    def on_after_backward(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._memory_peak = max(self._memory_peak, _memory(trainer.strategy.root_device))
+    on_after_backward = on_before_backward
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write(trainer)  # the epoch before, whose checkpoint is written by now
@@ -117,21 +116,13 @@ class _InFolder(ModelCheckpoint):
             super().load_state_dict({**state_dict, **here, "best_k_models": {path: score}})
 
 
+# Lightning distinguishes callbacks by their classes.
 class _Best(_InFolder):
-    """The checkpoint of the best epoch. Lightning distinguishes callbacks by their classes.
-
-    Without a monitor it is that of the last one.
-    """
-
-    def __init__(self, folder: Path, monitor: str | None, mode: str) -> None:
-        super().__init__(folder, Path(BEST).stem, monitor=monitor, mode=mode, enable_version_counter=False)
+    pass
 
 
 class _Last(_InFolder):
-    """The checkpoint of the last epoch."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, Path(LAST).stem, save_on_train_epoch_end=True, enable_version_counter=False)
+    pass
 
 
 class Provenance(pl.Callback):
@@ -159,9 +150,13 @@ class Provenance(pl.Callback):
 
 def checkpoint_callbacks(folder: Path, model: Scheduled, data: pl.LightningDataModule) -> list[pl.Callback]:
     """The callbacks that write the best and the last checkpoint of a training."""
+    # Without a monitor the best is the last one.
     monitor = model.monitor if getattr(data, "validates", True) else None
     # The best first, so that the last one, from which a run resumes, contains its state.
-    return [_Best(folder, monitor, model.mode), _Last(folder)]
+    return [
+        _Best(folder, Path(BEST).stem, monitor=monitor, mode=model.mode, enable_version_counter=False),
+        _Last(folder, Path(LAST).stem, save_on_train_epoch_end=True, enable_version_counter=False),
+    ]
 
 
 class SaveConfiguration(pl.Callback):
@@ -209,15 +204,15 @@ class ProgressLine(RichProgressBar):
         return columns
 
 
-class PredictionWriter(BasePredictionWriter):
+class PredictionWriter(pl.Callback):
     """Writes one line for each image or cloud, as the module describes it, with the target where the data has it.
 
     What is predicted at every position is in an ``.npz`` file beside them.
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(write_interval="batch_and_epoch")
         self.path = path
+        self._predictions: list[Tensor] = []
         self._truth: list[Tensor | None] = []
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -226,28 +221,17 @@ class PredictionWriter(BasePredictionWriter):
         if not isinstance(pl_module, Scheduled) or type(pl_module).describe is Scheduled.describe:
             raise UserError(f"predict: {type(pl_module).__name__} has nothing to write; use test")
 
-    def write_on_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        prediction: Any,
-        batch_indices: Sequence[int] | None,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int,
+    def on_predict_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
+        self._predictions.append(outputs.cpu())
         self._truth.append(cast(Scheduled, pl_module).truth(batch))
 
-    def write_on_epoch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        predictions: Sequence[Any],
-        batch_indices: Sequence[Any],
-    ) -> None:
+    def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         known = [truth for truth in self._truth if truth is not None]
-        truth = torch.cat(known).cpu() if known and len(known) == len(predictions) else None
-        rows = cast(Scheduled, pl_module).describe(torch.cat(list(predictions)).float().cpu(), truth)
+        truth = torch.cat(known).cpu() if known and len(known) == len(self._truth) else None
+        predictions = torch.cat(self._predictions)
+        rows = cast(Scheduled, pl_module).describe(predictions.float(), truth)
         names = getattr(trainer.datamodule, "names", None)  # type: ignore[attr-defined]
         if names is not None:
             rows = [{**row, "image": name} for row, name in zip(rows, names, strict=True)]
@@ -260,4 +244,4 @@ class PredictionWriter(BasePredictionWriter):
                 file.write(text)
             if cast(Scheduled, pl_module).keeps_arrays:
                 with atomic_file(self.path.with_suffix(".npz")) as opened:
-                    np.savez_compressed(opened, predictions=torch.cat(list(predictions)).cpu().numpy())
+                    np.savez_compressed(opened, predictions=predictions.numpy())
