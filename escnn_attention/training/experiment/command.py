@@ -54,7 +54,7 @@ from escnn_attention.training.experiment.folder import (
     made_for_training,
     stamp,
 )
-from escnn_attention.training.experiment.network import check_images
+from escnn_attention.training.experiment.network import check_images, checkpoint_of, load_weights
 from escnn_attention.training.experiment.result import write_result
 from escnn_attention.training.experiment.trust import check_parsed
 from escnn_attention.training.files import remove_temporaries
@@ -217,10 +217,7 @@ class ExperimentCLI(LightningCLI):
         if self.subcommand == "fit":
             last = self.folder / LAST
             return last if self.writes and last.exists() else None
-        for name in (BEST, LAST):
-            if (self.folder / name).exists():
-                return self.folder / name
-        raise UserError(f"{self.folder} holds no trained network: run 'escnn-attention fit' with this --folder first")
+        return checkpoint_of(self.folder)
 
     def _check_checkpoint(self, path: Path) -> None:
         """Check that the configuration agrees with that of the checkpoint where it must."""
@@ -266,21 +263,14 @@ class ExperimentCLI(LightningCLI):
                 raise UserError(f"--images: got {images}, but {type(self.datamodule).__name__} has none to go by")
             self.datamodule = OwnImages(images, self.datamodule)
         if checkpoint is not None:
-            self._check_weights(Path(checkpoint))
+            path = Path(checkpoint)
+            load_weights(self.model, read_checkpoint(path)["state_dict"], self._told_apart(path))
 
     def _within(self, checkpoint: str | None) -> contextlib.AbstractContextManager[None]:
         """Bounds on the size of a network from a configuration that is not trusted, by that of its weights."""
         if self.foreign is None or checkpoint is None:
             return contextlib.nullcontext()
         return within(self._plain["model"]["network"], Path(checkpoint).stat().st_size, self.tensors)
-
-    def _check_weights(self, path: Path) -> None:
-        """Check the weights themselves: a checkpoint from elsewhere may not describe its network."""
-        try:
-            self.model.load_state_dict(read_checkpoint(path)["state_dict"])
-        except RuntimeError as error:
-            _, *reasons = str(error).splitlines()
-            raise UserError(f"{self._told_apart(path)} is of another network: {reasons[0].strip()}") from error
 
     def _told_apart(self, path: Path) -> str:
         return f"--ckpt_path: {path}" if self.checkpoint_is_given else str(path)

@@ -42,7 +42,7 @@ def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> 
         ...     load_network(tempfile.mkdtemp())
         ... except UserError as error:
         ...     print(str(error).split("holds ")[1])
-        no trained network: there is neither best.ckpt nor last.ckpt in it
+        no trained network, neither best.ckpt nor last.ckpt: run 'escnn-attention fit' with this --folder first
     """
     if network is not None and not isinstance(network, torch.nn.Module):
         raise TypeError(f"network: got {type(network).__name__}, needed a torch.nn.Module")
@@ -63,24 +63,32 @@ def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> 
     weights = without_prefix(state, prefix)
     if not weights:
         raise UserError(f"{path} holds no weights of a network")
+    load_weights(network, weights, str(path))
+    return network.eval()
+
+
+def load_weights(network: torch.nn.Module, weights: Mapping[str, Any], name: str) -> None:
+    """Load weights of a checkpoint that errors call by its ``name``: one from elsewhere may be of another network."""
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
         _, *reasons = str(error).splitlines()
         newer = next((reason.strip() for reason in reasons if "are in layout" in reason), None)
         if newer is not None:
-            raise UserError(f"{path} is of a newer version: {newer}") from error
-        raise UserError(f"{path} is of another network: {reasons[0].strip()}") from error
-    return network.eval()
+            raise UserError(f"{name} is of a newer version: {newer}") from error
+        raise UserError(f"{name} is of another network: {reasons[0].strip()}") from error
 
 
 def checkpoint_of(folder: str | Path) -> Path:
     """The checkpoint of the trained network of an experiment, or the one that is given instead of its folder."""
     if Path(folder).is_file():
         return Path(folder)
-    path = next((p for name in (BEST, LAST) if (p := Path(folder) / name).is_file()), None)
+    path = next((p for name in (BEST, LAST) if (p := Path(folder) / name).exists()), None)
     if path is None:
-        raise UserError(f"{folder} holds no trained network: there is neither {BEST} nor {LAST} in it")
+        raise UserError(
+            f"{folder} holds no trained network, neither {BEST} nor {LAST}: run 'escnn-attention fit' with this"
+            " --folder first"
+        )
     return path
 
 
