@@ -87,15 +87,11 @@ def locked_folder(folder: Path, advice: str, patience: float = 0.0) -> Iterator[
     Raises:
         UserError: another process uses the folder; the message ends with ``advice`` what to do.
     """
-    lock = FileLock(folder / LOCK, timeout=patience)
     try:
-        lock.acquire()
+        with FileLock(folder / LOCK, timeout=patience):
+            yield
     except Timeout as error:
         raise UserError(f"another process uses {folder}: wait for it, or {advice}") from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _is_about(error: OSError, path: Path) -> bool:

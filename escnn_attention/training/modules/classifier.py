@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
 from escnn_attention._checks import check_probability
@@ -43,6 +43,7 @@ class Classifier(Scheduled):
     """
 
     measure: ClassVar[str] = "accuracy"
+    _metric: ClassVar[Any] = partial(MulticlassAccuracy, average="micro")
 
     def __init__(
         self,
@@ -61,20 +62,15 @@ class Classifier(Scheduled):
         self.num_classes = num_classes
         self.loss = nn.CrossEntropyLoss(label_smoothing=check_probability("label_smoothing", label_smoothing))
         for part in ("valid", "test"):
-            setattr(self, f"{part}_{self.measure}", self._new_measure(num_classes))
+            setattr(self, f"{part}_{self.measure}", self._metric(num_classes))
 
     @staticmethod
     def _classes_of(network: Any) -> Any:
         """The number of classes that a network tells, if it does."""
         return getattr(network, "num_classes", None)
 
-    @staticmethod
-    def _new_measure(num_classes: int) -> Metric:
-        return MulticlassAccuracy(num_classes, average="micro")
-
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.run(images)
-        return logits
+        return self.run(images)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
         images, labels = batch
@@ -145,16 +141,13 @@ class SegmentationModule(Classifier):
     """
 
     measure: ClassVar[str] = "iou"
+    _metric: ClassVar[Any] = MulticlassJaccardIndex
     monitor: ClassVar[str] = "valid_iou"
     keeps_arrays: ClassVar[bool] = True
 
     @staticmethod
     def _classes_of(network: Any) -> Any:
         return getattr(getattr(network, "out_type", None), "size", None)
-
-    @staticmethod
-    def _new_measure(num_classes: int) -> Metric:
-        return MulticlassJaccardIndex(num_classes)
 
     @staticmethod
     def _positions(images: Tensor) -> tuple[int, ...]:
