@@ -290,5 +290,4 @@ class CNN(PretrainedMixin, nn.Module):
         x = images
         for stage in self.stages.values():
             x = stage(x)
-        logits: Tensor = self.head(x.mean(dim=(-2, -1)))
-        return logits
+        return self.head(x.mean(dim=(-2, -1)))

@@ -176,8 +176,7 @@ def from_pretrained(name_or_folder: str | Path, **options: Any) -> torch.nn.Modu
         >>> type(models.from_pretrained(folder)).__name__
         'GroupCNN'
     """
-    network: Any = PretrainedMixin.from_pretrained(_source(name_or_folder), **options)
-    return network
+    return PretrainedMixin.from_pretrained(_source(name_or_folder), **options)  # type: ignore[return-value]
 
 
 def description_of(name: str) -> dict[str, Any]:

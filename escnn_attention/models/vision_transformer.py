@@ -212,8 +212,7 @@ class _Fields(GridModule):
         self.network = network
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
-        y: GeometricTensor = self.network(input)
-        return y
+        return self.network(input)
 
 
 def _irreps(gspace: GSpace, fields: int) -> FieldType:

@@ -121,12 +121,8 @@ def shades(x: GeometricTensor) -> npt.NDArray[np.float32]:
     values = as_drawn(x.tensor[0])
     if len(values) == 3 and all(r.is_trivial() for r in x.type.representations):
         lowest, highest = values.min(), values.max()
-        colours: npt.NDArray[np.float32] = (
-            ((values - lowest) / (highest - lowest).clamp_min(1e-12)).movedim(0, -1).numpy()
-        )
-        return colours
-    grey: npt.NDArray[np.float32] = values.mean(0).numpy()
-    return grey
+        return ((values - lowest) / (highest - lowest).clamp_min(1e-12)).movedim(0, -1).numpy()
+    return values.mean(0).numpy()
 
 
 def draw_image(ax: Axes, image: npt.NDArray[np.float32], *, faint: bool = False, extent: Any = None) -> None:

@@ -62,8 +62,7 @@ def gspace_by_name(name: str) -> GSpace:
     >>> gspace_by_name("d4").fibergroup.order()
     8
     """
-    space: GSpace = build(describe_gspace(name))
-    return space
+    return build(describe_gspace(name))
 
 
 def describe_network(name: str, group: str, size: int, num_classes: int, parameters: int) -> dict[str, Any]:

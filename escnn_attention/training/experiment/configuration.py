@@ -145,8 +145,7 @@ def plain(parser: LightningArgumentParser, config: Any, subcommand: str | None) 
     """The configuration of a command as plain values."""
     # With nulls: one that is given in place of another default is part of the configuration. What was parsed is valid.
     dumped = json.loads(parser.dump(config, format="json", skip_unset=False, skip_validation=True))
-    found: dict[str, Any] = dumped if subcommand is None else dumped[subcommand]
-    return found
+    return dumped if subcommand is None else dumped[subcommand]
 
 
 def essential(configuration: dict[str, Any]) -> dict[str, Any]:

@@ -142,8 +142,7 @@ class _OfInputs(torch.nn.Module):
     def forward(self, features: Tensor, coords: Tensor, batch: Tensor, edge_attr: Tensor | None = None) -> Tensor:
         """The output of the network."""
         of_pairs = {} if edge_attr is None else {"edge_attr": edge_attr}
-        y: Tensor = self.network(features, coords, batch=batch, **of_pairs)
-        return y
+        return self.network(features, coords, batch=batch, **of_pairs)
 
 
 class _ImagesInFile(torch.nn.Module):
@@ -397,8 +396,7 @@ def _written(kind: str, subject: Subject, plain: torch.nn.Module, opset: int) ->
         names: dict[str, Any] = {"input_names": list(subject.inputs), "output_names": [subject.output]}
         exported = torch.onnx.export(program, dynamo=True, opset_version=opset, verbose=False, **names)
         assert exported is not None
-        content: bytes = exported.model_proto.SerializeToString()
-        return content
+        return exported.model_proto.SerializeToString()
 
 
 def _loaded(kind: str, subject: Subject, content: bytes) -> Run:
@@ -416,10 +414,7 @@ def _loaded(kind: str, subject: Subject, content: bytes) -> Run:
     with _quietly(), tempfile.TemporaryDirectory(prefix="escnn_attention") as folder:
         file = Path(folder, "network.pt2")
         file.write_bytes(content)
-        loaded: Run = (
-            torch._inductor.aoti_load_package(str(file)) if kind == "compiled" else torch.export.load(file).module()
-        )
-        return loaded
+        return torch._inductor.aoti_load_package(str(file)) if kind == "compiled" else torch.export.load(file).module()
 
 
 @contextlib.contextmanager

@@ -85,8 +85,7 @@ class FieldModule(Scheduled):
         self.valid_squares, self.test_squares = _Squares(len(fields)), _Squares(len(fields))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.run(inputs)
-        return outputs
+        return self.run(inputs)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
         errors, squares = self._squares(self(batch[0]), batch[1])
@@ -102,8 +101,7 @@ class FieldModule(Scheduled):
 
     def predict_step(self, batch: Any, batch_index: int) -> Tensor:
         """The outputs ``(B, C', *space)``."""
-        outputs: Tensor = self(inputs_of(batch))
-        return outputs
+        return self(inputs_of(batch))
 
     def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
         """One row a sample: its number, the root mean square of each field, and with targets the relative errors."""

@@ -35,8 +35,7 @@ class PointModule(Scheduled):
     def output(self, features: Tensor, clouds: Clouds) -> Tensor:
         """The output of the network for a batch with other features of its points."""
         of_pairs = {} if clouds.edge_attr is None else {"edge_attr": clouds.edge_attr}
-        output: Tensor = self.run(features, clouds.coords, batch=clouds.batch, **of_pairs)
-        return output
+        return self.run(features, clouds.coords, batch=clouds.batch, **of_pairs)
 
     @staticmethod
     def targets(batch: Clouds) -> Tensor:
@@ -180,8 +179,7 @@ class PointClassifier(PointModule):
         return rows
 
     def _loss(self, output: Tensor, batch: Clouds) -> Tensor:
-        loss: Tensor = self.loss(output.flatten(0, 1), self._labels(batch).flatten())
-        return loss
+        return self.loss(output.flatten(0, 1), self._labels(batch).flatten())
 
     def _labels(self, batch: Clouds) -> Tensor:
         """The classes of a batch, ``(B, num_targets)``."""
@@ -253,8 +251,7 @@ class PointRegression(PointModule):
         return numbered("cloud", names, predictions.flatten(1), None if truth is None else truth.flatten(1))
 
     def _loss(self, output: Tensor, batch: Clouds) -> Tensor:
-        loss: Tensor = self.loss(output, self._targets(output, batch))
-        return loss
+        return self.loss(output, self._targets(output, batch))
 
     def _targets(self, output: Tensor, batch: Clouds) -> Tensor:
         targets = self.targets(batch)
@@ -272,8 +269,7 @@ class PointRegression(PointModule):
 
     def _original(self, values: Tensor) -> Tensor:
         original = getattr(self._data(), "original", None)
-        found: Tensor = values if original is None else original(values)
-        return found
+        return values if original is None else original(values)
 
     def _names(self, values: Tensor) -> list[str]:
         count = 1 if values.dim() > 2 else values.shape[1]
