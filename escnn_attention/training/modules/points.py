@@ -94,10 +94,13 @@ class TrajectoryModule(PointModule):
         """
         if self.step is not None:
             return self.step
-        step = None if self._trainer is None else getattr(getattr(self.trainer, "datamodule", None), "step", None)
+        step = self.told_by_data("step")
         if step is None:
             raise ValueError("step: got None, and the data does not say the time from one frame to the next")
         return float(step)
+
+    def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
+        self.log_mean(f"{part}_error", self._loss(output, batch), len(batch.targets))
 
 
 def numbered(thing: str, names: Sequence[str], values: Tensor, truth: Tensor | None) -> list[dict[str, Any]]:
@@ -165,7 +168,10 @@ class PointClassifier(PointModule):
 
     def truth(self, batch: Clouds) -> Tensor:
         """The classes ``(B, num_targets)``."""
-        return self._labels(batch)
+        labels = self.targets(batch)
+        if labels.shape[1:] != (self.num_targets,):
+            raise ValueError(f"num_targets: got {self.num_targets}, but targets are {tuple(batch.targets.shape)}")
+        return labels
 
     def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
         """One row a cloud: its number, and of each classification the class, the label and the probabilities of all."""
@@ -179,17 +185,10 @@ class PointClassifier(PointModule):
         return rows
 
     def _loss(self, output: Tensor, batch: Clouds) -> Tensor:
-        return self.loss(output.flatten(0, 1), self._labels(batch).flatten())
-
-    def _labels(self, batch: Clouds) -> Tensor:
-        """The classes of a batch, ``(B, num_targets)``."""
-        labels = self.targets(batch)
-        if labels.shape[1:] != (self.num_targets,):
-            raise ValueError(f"num_targets: got {self.num_targets}, but targets are {tuple(batch.targets.shape)}")
-        return labels
+        return self.loss(output.flatten(0, 1), self.truth(batch).flatten())
 
     def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
-        labels = self._labels(batch)
+        labels = self.truth(batch)
         accuracy = getattr(self, f"{part}_accuracy")
         accuracy(output.flatten(0, 1), labels.flatten())
         self.log(f"{part}_accuracy", accuracy, on_step=False, on_epoch=True, batch_size=len(labels))
@@ -268,16 +267,13 @@ class PointRegression(PointModule):
             self.log_mean(f"{part}_mae_{name}", value, len(batch.targets))
 
     def _original(self, values: Tensor) -> Tensor:
-        original = getattr(self._data(), "original", None)
+        original = self.told_by_data("original")
         return values if original is None else original(values)
 
     def _names(self, values: Tensor) -> list[str]:
         count = 1 if values.dim() > 2 else values.shape[1]
-        names: Sequence[str] | None = getattr(self._data(), "targets", None)
+        names: Sequence[str] | None = self.told_by_data("targets")
         return [f"target{i}" for i in range(count)] if names is None else list(names)
-
-    def _data(self) -> Any:
-        return None if self._trainer is None else getattr(self.trainer, "datamodule", None)
 
 
 class PointDynamics(TrajectoryModule):
@@ -337,7 +333,7 @@ class PointDynamics(TrajectoryModule):
         return (output - self.frames(batch))[:, 1:].square().mean()
 
     def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
-        self.log_mean(f"{part}_error", self._loss(output, batch), len(batch.targets))
+        super()._measure(part, output, batch)
         energies = torch.stack(
             [
                 self.network.energy(output[:, t, 0], output[:, t, 1], batch.features, batch.batch)
@@ -407,6 +403,3 @@ class PointForecast(TrajectoryModule):
 
     def _loss(self, output: Tensor, batch: Clouds) -> Tensor:
         return (output - self.truth(batch)).square().mean()
-
-    def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
-        self.log_mean(f"{part}_error", self._loss(output, batch), len(batch.targets))

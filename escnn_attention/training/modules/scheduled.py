@@ -106,14 +106,10 @@ class AveragedWeights(EMAWeightAveraging):
     def _swap_models(self, pl_module: pl.LightningModule) -> None:
         with self._without_filters(pl_module):
             super()._swap_models(pl_module)
-        if not pl_module.training:
-            _make_filters(pl_module)
 
     def _copy_average_to_current(self, pl_module: pl.LightningModule) -> None:
         with self._without_filters(pl_module):
             super()._copy_average_to_current(pl_module)
-        if not pl_module.training:
-            _make_filters(pl_module)
 
     @contextlib.contextmanager
     def _without_filters(self, pl_module: pl.LightningModule) -> Iterator[None]:
@@ -129,6 +125,8 @@ class AveragedWeights(EMAWeightAveraging):
         yield
         for owner, last, buffer in taken:
             owner._buffers[last] = buffer
+        if not pl_module.training:
+            _make_filters(pl_module)
 
 
 def _make_filters(network: torch.nn.Module) -> None:
@@ -312,6 +310,11 @@ class Scheduled(pl.LightningModule):
             self._graphs = (CudaGraphs(self.network),)
         return self._graphs[0](*inputs, **named)
 
+    def told_by_data(self, name: str, default: Any = None) -> Any:
+        """An attribute of the data module of the trainer, where there is one."""
+        data = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
+        return getattr(data, name, default)
+
     def on_train_batch_start(self, batch: Any, batch_index: int) -> None:
         # Processes that share a batch must not drop the same features of different images.
         torch.manual_seed(hash((self.seed, self.current_epoch, batch_index, self.global_rank)) % 2**63)
@@ -325,7 +328,7 @@ class Scheduled(pl.LightningModule):
         if self.schedule == "constant" and not self.warm_up:
             return optimiser
         if self.schedule == "plateau":
-            if not getattr(getattr(self.trainer, "datamodule", None), "validates", True):
+            if not self.told_by_data("validates", True):
                 raise ValueError("schedule: got 'plateau', which needs a part of the data that validates")
             plateau = ReduceLROnPlateau(optimiser, self.mode, factor=self.gamma, patience=self.patience, threshold=0.0)
             return {"optimizer": optimiser, "lr_scheduler": {"scheduler": plateau, "monitor": self.monitor}}
