@@ -115,33 +115,31 @@ def compare(**options: Any) -> None:
 
 
 _LIGHTNING: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_EXPERIMENTS = {
+    "fit": "Train a network from a configuration file or a recipe; --help lists the options.",
+    "validate": "Measure a trained network on the validation part of its data.",
+    "test": "Measure a trained network on the test part of its data, and keep the result.\n\n"
+    "--pretrained NAME_OR_FOLDER measures a network that save_pretrained wrote, and prints its accuracy.",
+    "predict": "Write the predictions of a trained network for the test part of its data.",
+}
 
 
-@app.command(context_settings=_LIGHTNING, add_help_option=False)
-def fit(context: typer.Context) -> None:
-    """Train a network from a configuration file or a recipe; --help lists the options."""
-    _run_experiment("fit", context.args)
+def _run_experiment(context: typer.Context) -> None:
+    from escnn_attention.training.errors import UserError
+    from escnn_attention.training.experiment import run_experiment
+    from escnn_attention.training.experiment.pretrained import is_asked_for, run_pretrained
+
+    try:
+        if context.info_name == "test" and is_asked_for(context.args):
+            print(run_pretrained(context.args))
+        else:
+            run_experiment([str(context.info_name), *context.args])
+    except UserError as error:
+        _fail(error)
 
 
-@app.command(context_settings=_LIGHTNING, add_help_option=False)
-def validate(context: typer.Context) -> None:
-    """Measure a trained network on the validation part of its data."""
-    _run_experiment("validate", context.args)
-
-
-@app.command(context_settings=_LIGHTNING, add_help_option=False)
-def test(context: typer.Context) -> None:
-    """Measure a trained network on the test part of its data, and keep the result.
-
-    --pretrained NAME_OR_FOLDER measures a network that save_pretrained wrote, and prints its accuracy.
-    """
-    _run_experiment("test", context.args)
-
-
-@app.command(context_settings=_LIGHTNING, add_help_option=False)
-def predict(context: typer.Context) -> None:
-    """Write the predictions of a trained network for the test part of its data."""
-    _run_experiment("predict", context.args)
+for _name, _help in _EXPERIMENTS.items():
+    app.command(_name, help=_help, context_settings=_LIGHTNING, add_help_option=False)(_run_experiment)
 
 
 @app.command()
@@ -190,20 +188,6 @@ def export(
         lines.append(str(written.report).splitlines()[-1].replace("equivariant", "the file is equivariant", 1))
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _run_experiment(command: str, arguments: Sequence[str]) -> None:
-    from escnn_attention.training.errors import UserError
-    from escnn_attention.training.experiment import run_experiment
-    from escnn_attention.training.experiment.pretrained import is_asked_for, run_pretrained
-
-    try:
-        if command == "test" and is_asked_for(arguments):
-            print(run_pretrained(arguments))
-        else:
-            run_experiment([command, *arguments])
-    except UserError as error:
-        _fail(error)
 
 
 def _fail(error: Exception) -> NoReturn:
