@@ -51,14 +51,6 @@ def data_folder(folder: Path | None, holds: str) -> Path:
     return found
 
 
-def way_out(holds: str) -> str:
-    """Advice for a machine that cannot download ``holds``."""
-    return (
-        f"Where another machine has {holds}, copy it into a folder and give that folder with {_OPTION} or the"
-        f" environment variable {ENVIRONMENT}"
-    )
-
-
 class Published(NamedTuple):
     """A published file: its name in the data folder, its address and its checksum."""
 
@@ -95,7 +87,10 @@ def download(file: Published, folder: Path, holds: str) -> Path:
         try:
             Path(store.fetch(file.name, downloader=receive)).replace(path)
         except (requests.RequestException, ValueError) as error:
-            raise UserError(f"cannot download {file.url}: {reason_of(error)}. {way_out(holds)}") from error
+            raise UserError(
+                f"cannot download {file.url}: {reason_of(error)}. Where another machine has {holds}, copy it into a"
+                f" folder and give that folder with {_OPTION} or the environment variable {ENVIRONMENT}"
+            ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return path

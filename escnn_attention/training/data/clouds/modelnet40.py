@@ -82,11 +82,10 @@ class ModelNet40(PublishedData, PointClouds):
         if not (folder / ARCHIVE).exists():
             return None
         sources = {}
-        for names in dict.fromkeys(_TEST_FILES if part == "test" else _TRAIN_FILES for part in parts):
-            points, labels = self._content(folder, names)
-            if names == _TEST_FILES:
-                sources["test"] = _labelled(points, labels)
-                continue
+        if "test" in parts:
+            sources["test"] = _labelled(*self._content(folder, _TEST_FILES))
+        if parts.keys() != {"test"}:
+            points, labels = self._content(folder, _TRAIN_FILES)
             order = np.random.RandomState(_ORDER_SEED).permutation(len(labels))
             held_out = np.zeros(len(labels), dtype=bool)
             held_out[order[: max(1, len(labels) // _VALID)]] = True
