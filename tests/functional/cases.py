@@ -1,5 +1,6 @@
 """Random calls of the attention, which every backend is compared on."""
 
+import pytest
 import torch
 from hypothesis import strategies as st
 
@@ -90,6 +91,24 @@ def assert_same(got, expected, rtol=1e-10, atol=1e-11):
         else:
             assert a.shape == b.shape
             assert (a.double() - b.double()).norm() <= rtol * b.double().norm() + atol
+
+
+def assert_independent(draw, rate, keys, of_neighbours=0.05):
+    """Outputs ``(M, B, H, *space)`` of a draw are means of so many independent numbers, each 0 or 1 / (1 - rate)."""
+    inside, again = draw(), draw()
+    variance = rate / (1 - rate) / keys
+    assert abs(inside.mean().item() - 1) < 5 * (variance / inside.numel()) ** 0.5
+    assert inside.var().item() == pytest.approx(variance, rel=0.06)
+    flat = (inside - inside.mean()).flatten(3)
+    draws = {
+        "neighbours": (flat[..., 1:], flat[..., :-1], of_neighbours),
+        "heads": (flat[0], flat[1], 0.05),
+        "images": (flat[:, 0], flat[:, 1], 0.05),
+        "poses": (flat[:, :, 0], flat[:, :, 1], 0.05),
+        "calls": (flat, (again - again.mean()).flatten(3), 0.05),
+    }
+    for name, (one, other, most) in draws.items():
+        assert abs((one * other).mean().item()) < most * flat.square().mean().item(), name
 
 
 @st.composite

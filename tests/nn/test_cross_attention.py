@@ -69,6 +69,8 @@ SEQUENCE = sequence(C4)
         (C4, (4, 4), C4, (4, 4), 3, {}, "triton"),
         (C4, (4, 4), C4, (4, 4), 3, CIRCLE, "triton"),
         (C4, (4, 4), C4, (4, 4), None, {"encoding": "fourier"}, "dense"),
+        (C4, (4, 4), C4, (4, 4), None, {"encoding": "mlp", **CIRCLE}, "triton"),
+        (C4, (4, 4), C4, (4, 4), None, {"encoding": "none", **CIRCLE}, "dense"),
         (SEQUENCE, (5,), SEQUENCE, (5,), None, {"causal": True}, "triton"),
         (SEQUENCE, (5,), SEQUENCE, (5,), 3, {"is_causal": True, "encoding": "mlp"}, "triton"),
         (SEQUENCE, (5,), SEQUENCE, (7,), None, {}, "dense"),
@@ -76,6 +78,8 @@ SEQUENCE = sequence(C4)
         (SEQUENCE, (5,), C4, (4, 4), None, {"encoding": "mlp"}, "blocked"),
         (C4, (4, 4), C4, (2, 2), None, {"encoding": "absolute"}, "dense"),
         (C4, (4, 4), C4, (2, 2), 3, {"encoding": "none"}, "blocked"),
+        (C4, (4, 4), C4, (2, 2), 3, {"encoding": "mlp"}, "blocked"),
+        (C4, (4, 4), C4, (2, 2), None, {"encoding": "mlp"}, "blocked"),
         (C4, (4, 4), C4, (2, 2), None, {"encoding": "fourier", **CIRCLE}, "blocked"),
         (C4, (4, 4), C4, (2, 2), None, {"encoding": "none", **CIRCLE}, "dense"),
     ],
@@ -92,6 +96,13 @@ def test_what_cuda_would_take(space, shape, key_space, key_shape, size, options,
     for mask in masks:
         call = layer.plain.call(x, y, None, layer.plain.grids(x, y), mask)
         assert ON_GRIDS._choose(call, "auto").name == expected
+        if expected == "blocked" and space is key_space:
+            for name, reason in (
+                ("triton", "keys have other positions"),
+                ("dense", "windows of keys|factorises|torus"),
+            ):
+                with pytest.raises(ValueError, match=reason):
+                    ON_GRIDS.compute(call, name)
 
 
 @pytest.mark.parametrize(

@@ -30,38 +30,42 @@ from escnn_attention.geometry.points import Cloud
 from tests.nn.points import ENCODINGS, cloud, mixed, worst_error, written_out
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("keys", ["all", "own"])
 @pytest.mark.parametrize("normalization", ["softmax", "count"])
-def test_the_formula(encoding, query, keys, normalization):
+@pytest.mark.parametrize("edge_dim", [None, 2])
+def test_the_formula(encoding, query, keys, normalization, edge_dim):
+    """Values and gradients, of edges with features and without."""
     torch.manual_seed(1)
     space = gspaces.flipRot2dOnR2(3) if keys == "all" and query == "own" else gspaces.rot2dOnR2(3)
     in_type, out_type = mixed(space), FieldType(space, 2 * [space.regular_repr])
+    options = {"query": query, "keys": keys, "normalization": normalization, "edge_dim": edge_dim}
     layer = PointSelfAttention(
-        in_type,
-        out_type,
-        num_heads=2,
-        head_fields=3,
-        query=query,
-        keys=keys,
-        encoding=ENCODINGS[encoding](),
-        length_scale=0.7,
-        normalization=normalization,
+        in_type, out_type, 2, head_fields=3, encoding=ENCODINGS[encoding](), length_scale=0.7, **options
     ).double()
     if normalization == "count" and isinstance(layer.plain.encoding, Encoding):
         # No softmax takes out what all keys of a query share: the formula has the term of the poses, or a bias.
         assert (layer.plain.encoding.poses() is None) == (encoding == "none" or query == keys == "own")
         assert len(layer.plain.project_in.bias) == len(layer.plain.project_in.weight)
     x = cloud(in_type, 4)
-    edges = torch.tensor([[0, 1, 2, 2, 1, 3], [1, 1, 1, 0, 3, 2]])
+    edges = torch.tensor([[0, 1, 2, 2, 1, 3, 0], [1, 1, 1, 0, 3, 2, 1]])  # one of them twice
     measure = torch.rand(4, dtype=torch.float64) + 0.5
-    expected = written_out(layer, x, edges, measure)
+    features = None if edge_dim is None else torch.randn(7, edge_dim, dtype=torch.float64, requires_grad=True)
+    leaves = [*layer.parameters(), *([] if features is None else [features])]
+    weight = torch.randn(4, out_type.size, dtype=torch.float64)
+
+    def outcomes(y):
+        return [y, *torch.autograd.grad((y * weight).sum(), leaves, materialize_grads=True)]
+
+    expected = outcomes(written_out(layer, x, edges, measure, features))
+    assert features is None or expected[-1].abs().min() > 0
     for backend in ("auto", "neighbours"):
         layer.plain.backend = backend
-        y = layer(x, edges, measure=measure).tensor
-        torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-11)
+        found = outcomes(layer(x, edges, measure=measure, edge_attr=features).tensor)
+        torch.testing.assert_close(found[0], expected[0], rtol=1e-10, atol=1e-11)
+        torch.testing.assert_close(found[1:], expected[1:], rtol=1e-9, atol=1e-10)
 
 
 PUBLISHED = {

@@ -16,9 +16,7 @@ from escnn_attention import (
     sequence_space,
     space_time,
 )
-from escnn_attention.functional import ON_GRIDS, PositionalBias, attention, working_memory
-from escnn_attention.functional.grid import dense, triton
-from escnn_attention.functional.grid.call import GridCall
+from escnn_attention.functional import PositionalBias, attention, working_memory
 from escnn_attention.functional.grid.native import why_not_built
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
@@ -277,37 +275,3 @@ def test_attention_on_tori_compiles_to_one_graph(name):
     layer, x = torus(name)
     compiled = torch.compile(layer.plain, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x.tensor), layer(x).tensor)
-
-
-@pytest.mark.parametrize(
-    ("window", "spacing", "table", "expected"),
-    [
-        (Window(3), 1, True, "triton"),
-        (Window(3), 2, True, "blocked"),
-        (Window(), 2, True, "blocked"),
-        (Window(), 2, False, "dense"),
-        (Window(3), 2, False, "blocked"),
-        (Window(None, "causal square"), 1, False, "triton"),
-        (Window(3, "circular square"), 1, True, "triton"),
-        (Window(None, "circular square"), 1, True, "triton"),
-        (Window(None, "circular square"), 1, False, "dense"),
-    ],
-    ids=str,
-)
-def test_what_cuda_would_take(window, spacing, table, expected, monkeypatch):
-    """Triton's kernels refuse keys on another grid; fused attention takes them without a window."""
-    monkeypatch.setattr(triton, "why_not_run", lambda device: None)
-    monkeypatch.setattr(dense, "why_no_kernel", lambda q, dropout: None)
-    monkeypatch.setattr(ON_GRIDS, "preference", lambda device: ("triton", "dense", "blocked"))
-    grid = Grid((6, 6), window)
-    keys = grid if spacing == 1 else Grid((3, 3), Window(), spacing=spacing)
-    q, k = (torch.randn(1, 1, g.num_positions, 2, 4) for g in (grid, keys))
-    call = GridCall(q, k, k, PositionalBias(2), grid, keys)
-    if table:
-        rows = len(call.offsets.averaged(call.offsets.offsets))
-        call = GridCall(q, k, k, PositionalBias(2, torch.randn(1, 2, rows, 4)), grid, keys)
-    assert ON_GRIDS.plan(call, "auto").name == expected
-    if expected == "blocked":
-        for name, reason in (("triton", "keys have other positions"), ("dense", "windows of keys|factorises")):
-            with pytest.raises(ValueError, match=reason):
-                ON_GRIDS.compute(call, name)

@@ -18,7 +18,16 @@ from escnn_attention.functional.native import build as compiled
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Window, shape_of
-from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
+from tests.functional.cases import (
+    assert_independent,
+    assert_same,
+    case,
+    cases,
+    doubled,
+    leaves,
+    outputs_and_gradients,
+    refusal,
+)
 from tests.functional.precise import EXTENDED, errors, exact, mean_ratio
 
 if reason := native.why_not_built(torch.float64):
@@ -516,21 +525,7 @@ def test_dropout_drops_at_its_rate_and_independently(rate, query, dtype):
         out = attention(q, k, v + 1, grid, PositionalBias(4), query=query, dropout=rate, backend="native")
         return (out / (4 if query == "all" else 1))[..., 0].transpose(2, 3).unflatten(-1, (30, 30))[..., 3:-3, 3:-3]
 
-    inside = draw()
-    variance = rate / (1 - rate) / keys
-    assert abs(inside.mean().item() - 1) < 5 * (variance / inside.numel()) ** 0.5
-    assert inside.var().item() == pytest.approx(variance, rel=0.06)
-    flat = (inside - inside.mean()).flatten(3)
-    neighbours = (flat[..., 1:] * flat[..., :-1]).mean() / flat.square().mean()
-    assert abs(neighbours.item()) < 0.03  # queries side by side draw for themselves,
-    draws = {
-        "heads": (flat[0], flat[1]),
-        "images": (flat[:, 0], flat[:, 1]),
-        "poses": (flat[:, :, 0], flat[:, :, 1]),
-        "calls": (flat, (draw() - inside.mean()).flatten(3)),
-    }
-    for name, (one, other) in draws.items():  # and so do these
-        assert abs((one * other).mean().item()) < 0.05 * flat.square().mean().item(), name
+    assert_independent(draw, rate, keys, of_neighbours=0.03)
 
 
 def test_a_dilation_beyond_the_grid_costs_nothing():

@@ -19,14 +19,12 @@ from escnn_attention.functional.points.call import PairScores
 from escnn_attention.functional.points.portable import sum_values
 from escnn_attention.geometry.neighbours import Lists, WholeClouds
 from tests.functional.points.calls import point_attention
-from tests.nn.points import ENCODINGS, SPACES, cloud, error_of, mixed, worst_error, written_out
+from tests.nn.points import SPACES, cloud, error_of, mixed, worst_error, written_out
 from tests.packages import write_down
 
-EDGES = torch.tensor([[0, 1, 2, 3, 4, 4, 1], [0, 0, 0, 2, 2, 3, 4]])
-CLOUDS = torch.tensor([1, 0, 1, 1, 0, 2])
 NEIGHBOURS = {
-    "lists": (Lists(EDGES, 6), [[j for j, i in EDGES.T.tolist() if i == query] for query in range(6)]),
-    "whole clouds": (WholeClouds(CLOUDS), [(CLOUDS[i] == CLOUDS).nonzero().flatten().tolist() for i in range(6)]),
+    "lists": Lists(torch.tensor([[0, 1, 2, 3, 4, 4, 1], [0, 0, 0, 2, 2, 3, 4]]), 6),
+    "whole clouds": WholeClouds(torch.tensor([1, 0, 1, 1, 0, 2])),
 }
 
 
@@ -36,58 +34,6 @@ def relate(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64)
-
-
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("neighbours", NEIGHBOURS)
-@pytest.mark.parametrize("normalization", ["softmax", "count"])
-@pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize("backend", ["neighbours", "native"])
-def test_against_a_loop(backend, query, normalization, neighbours):
-    torch.manual_seed(0)
-    neighbours, rows = NEIGHBOURS[neighbours]
-    q, k, v, x = random(6, 2, 3, 4), random(6, 2, 3, 4), random(6, 2, 3, 4), random(6, 2)
-    log_measure = random(6, 3)
-
-    def scores(q, keys, seen, mutual):
-        offset = seen.sum(-1) * torch.arange(1.0, 4.0, dtype=torch.float64)[:, None, None, None]  # G, H, A, 1, K
-        return PairScores(q, extra=offset.permute(1, 3, 0, 2, 4)[None, :, None])
-
-    def attend():
-        return point_attention(
-            q,
-            k,
-            v,
-            x,
-            neighbours,
-            num_poses=3,
-            relate=relate,
-            scores=scores,
-            log_measure=log_measure,
-            query=query,
-            normalization=normalization,
-            backend=backend,
-        )
-
-    out = attend()
-    expected = torch.zeros_like(out)
-    for i, keys in enumerate(rows):
-        if not keys:
-            continue
-        for m in range(2):
-            for h in range(3):
-                for t in [h] if query == "own" else range(3):
-                    s = torch.stack([k[j, m] @ q[i, m, t] + (x[j] - x[i]).sum() * (h + 1) for j in keys])
-                    mu = log_measure[keys]
-                    if normalization == "softmax":
-                        p = (s + mu).flatten().softmax(0).view_as(s)
-                    else:
-                        p = s * mu.exp() / mu.exp().sum()
-                    expected[i, m, h] += torch.einsum("kp,kpc->c", p, v[keys, m])
-    torch.testing.assert_close(out, expected)
-    assert all(row or not out[i].any() for i, row in enumerate(rows))
-    with working_memory(1):
-        torch.testing.assert_close(attend(), out)
 
 
 @pytest.mark.parametrize("number", [0, 3])
@@ -103,7 +49,6 @@ def test_no_points_and_no_neighbours(number):
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)
 @pytest.mark.parametrize("backend", ["neighbours", "native"])
 def test_pieces_are_dropped_and_made_again(backend, neighbours):
-    neighbours, _ = NEIGHBOURS[neighbours]
     q, k, v, x = (t.requires_grad_() for t in (*(random(6, 2, 3, 4) for _ in range(3)), random(6, 2)))
 
     def gradients() -> list[torch.Tensor]:
@@ -112,7 +57,7 @@ def test_pieces_are_dropped_and_made_again(backend, neighbours):
             k,
             v,
             x,
-            neighbours,
+            NEIGHBOURS[neighbours],
             num_poses=3,
             relate=relate,
             scores=lambda q, keys, seen, mutual: PairScores(
@@ -150,32 +95,6 @@ def tables_and_edges(batch: torch.Tensor, size: int) -> tuple[torch.Tensor, torc
     tables = torch.full((int(batch.max()) + 1, size, size, 2), torch.nan, dtype=torch.float64)
     tables[batch[queries], rank[queries], rank[keys]] = features
     return tables, torch.stack([keys, queries]), features
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute", "LieTransformer", "2232"])
-@pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize("keys", ["all", "own"])
-@pytest.mark.parametrize("normalization", ["softmax", "count"])
-def test_the_formula(encoding, query, keys, normalization):
-    """Values and gradients, of every backend."""
-    torch.manual_seed(1)
-    layer = layer_of(encoding=ENCODINGS[encoding](), query=query, keys=keys, normalization=normalization)
-    x, features = cloud(layer.in_type, 4), features_of(EDGES)
-    measure = torch.rand(4, dtype=torch.float64) + 0.5
-    leaves = [features, *layer.parameters()]
-    weight = torch.randn(4, layer.out_type.size, dtype=torch.float64)
-
-    def outcomes(y):
-        return [y, *torch.autograd.grad((y * weight).sum(), leaves, materialize_grads=True)]
-
-    expected = outcomes(written_out(layer, x, EDGES, measure, features))
-    assert expected[1].abs().min() > 0
-    for backend in ("auto", "neighbours"):
-        layer.plain.backend = backend
-        found = outcomes(layer(x, EDGES, measure=measure, edge_attr=features).tensor)
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.sampled(2)

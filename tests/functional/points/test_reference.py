@@ -8,7 +8,7 @@ import torch
 from escnn import gspaces
 from escnn.nn import FieldType
 
-from escnn_attention import PointSelfAttention
+from escnn_attention import PointSelfAttention, working_memory
 from escnn_attention.functional import BETWEEN_POINTS, PointCall
 from escnn_attention.functional.points.call import PairScores, PairTables
 from escnn_attention.geometry.neighbours import Neighbourhood
@@ -47,7 +47,7 @@ def test_attention_from_points_to_others_is_a_loop_over_pairs(kind, query, norma
     torch.manual_seed(0)
     asking, asked = (torch.randn(n, 2, dtype=torch.float64) for n in (6, 5))
     batch, other_batch = torch.tensor([0, 1, 0, 1, 2, 0]), torch.tensor([1, 0, 0, 1, 0])  # the cloud 2 has no keys
-    q, k, v = (torch.randn(1, 1, n, 2, 4, dtype=torch.float64) for n in (6, 5, 5))
+    q, k, v = (torch.randn(2, 1, n, 2, 4, dtype=torch.float64) for n in (6, 5, 5))
     measure, weight = torch.randn(5, 2, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
 
     def scores(q, keys, seen, mutual):
@@ -61,20 +61,22 @@ def test_attention_from_points_to_others_is_a_loop_over_pairs(kind, query, norma
     keys = Points(asked, asked, None, other_batch, Neighbourhood())
     options = {"query": query, "normalization": normalization}
     call = PointCall(q, k, v, GivenBias(tables, scores), queries, keys, **options)
-    expected = torch.zeros(1, 1, 6, 2, 4, dtype=torch.float64)
-    for i, h in itertools.product(range(6), range(2)):
+    expected = torch.zeros(2, 1, 6, 2, 4, dtype=torch.float64)
+    for m, i, h in itertools.product(range(2), range(6), range(2)):
         near = keys_of(kind, asking[i], batch[i], asked, other_batch, i)
         pairs = list(itertools.product(near, range(2)))
         if not pairs:
             continue
         mass = torch.stack([measure[j, p] for j, p in pairs])
         for other in [h] if query == "own" else range(2):
-            found = [q[0, 0, i, other] @ k[0, 0, j, p] / 2 + (asked[j] - asking[i]) @ weight[h] for j, p in pairs]
+            found = [q[m, 0, i, other] @ k[m, 0, j, p] / 2 + (asked[j] - asking[i]) @ weight[h] for j, p in pairs]
             found = torch.stack(found)
             p = (found + mass).softmax(0) if normalization == "softmax" else found * mass.exp() / mass.exp().sum()
-            expected[0, 0, i, h] += p @ torch.stack([v[0, 0, j, p] for j, p in pairs])
-    out = BETWEEN_POINTS.compute(call, backend)
-    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+            expected[m, 0, i, h] += p @ torch.stack([v[m, 0, j, p] for j, p in pairs])
+    for memory in (None, 1):
+        with working_memory(memory):
+            out = BETWEEN_POINTS.compute(call, backend)
+        torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
     with pytest.raises(ValueError, match=r"'dense' .*other positions"):
         BETWEEN_POINTS.compute(call, "dense")
 

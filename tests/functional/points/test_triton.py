@@ -22,7 +22,7 @@ from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.geometry.points import Points
 from tests.functional.cuda import needs_cuda
 from tests.layers import drawn
-from tests.nn.points import ENCODINGS, mixed, worst_error
+from tests.nn.points import ENCODINGS, mixed
 
 pytest.importorskip("triton")
 import_module("tests.functional.interpreter").hasten()
@@ -193,16 +193,6 @@ def test_derivatives_of_the_second_order():
         return torch.autograd.grad(first.square().sum(), [x.tensor, *layer.parameters()], materialize_grads=True)
 
     assert_close(twice("triton"), twice("neighbours"))
-
-
-@interpreted
-@pytest.mark.slow
-def test_equivariance():
-    layer = layer_of(heads=1, space=gspaces.rot2dOnR2(3))
-    x = points_of(layer)
-    assert worst_error(layer, x, edge_index=EDGES) < 1e-12
-    moved = GeometricTensor(x.tensor, x.type, x.coords + torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]))
-    assert (layer(moved, edge_index=EDGES).tensor - layer(x, edge_index=EDGES).tensor).norm() > 1e-3
 
 
 @interpreted
