@@ -1,9 +1,18 @@
 """Stand-ins for data sets: other images, the same format; and for the trainer that data modules ask."""
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
+
+
+def needs(file: str) -> pytest.MarkDecorator:
+    """A mark of tests with a file of real data."""
+    there = (Path(os.environ.get("ESCNN_ATTENTION_DATA", "")) / file).exists()
+    return pytest.mark.skipif(not there, reason=f"ESCNN_ATTENTION_DATA names no folder with {file}")
 
 
 def rotmnist(train: int, valid: int, test: int) -> dict[str, np.ndarray]:

@@ -35,8 +35,7 @@ def check(function: Function, inputs: list[Tensor], weights: list[Tensor]) -> No
     expected = results(function, inputs, weights)
     for reentrant in (False, True):
         found = results(lambda *x, r=reentrant: checkpoint(function, *x, use_reentrant=r), inputs, weights)
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.sampled(20)

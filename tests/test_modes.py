@@ -175,8 +175,7 @@ def forget() -> None:
 
 
 def _assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
 
 
 def trained(case: Case, module: nn.Module) -> list[Tensor]:

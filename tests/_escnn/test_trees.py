@@ -53,8 +53,7 @@ def test_blocks_are_sharded_by_themselves(name, mesh):
         grads = [p.grad for p in net.parameters()]
         grads = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in grads]
         found.append([out.detach(), tensors[0].grad, *grads])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 def test_trees():

@@ -80,8 +80,7 @@ def test_rotated_values_by_loops():
         torch.testing.assert_close(attention(q, k, v, grid, terms, backend=backend)[0, 0], expected)
     outputs = [attention(q, k, v, grid, terms, backend=backend).sin().sum() for backend in ("reference", "native")]
     gradients = [torch.autograd.grad(output, (v, terms.rotary)) for output in outputs]
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*gradients)
 
 
 def test_fourier_is_the_formula():

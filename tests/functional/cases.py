@@ -93,6 +93,19 @@ def assert_same(got, expected, rtol=1e-10, atol=1e-11):
             assert (a.double() - b.double()).norm() <= rtol * b.double().norm() + atol
 
 
+def in_threads(numbers, function):
+    """What a function returns in so many threads, one after the other."""
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for number in numbers:
+            torch.set_num_threads(number)
+            found.append(function())
+    finally:
+        torch.set_num_threads(before)
+    return found
+
+
 def assert_independent(draw, rate, keys, of_neighbours=0.05):
     """Outputs ``(M, B, H, *space)`` of a draw are means of so many independent numbers, each 0 or 1 / (1 - rate)."""
     inside, again = draw(), draw()

@@ -39,12 +39,10 @@ def test_products(rows, inner, columns, transposed):
     torch.testing.assert_close(matmul(a, b), a @ b)
     torch.testing.assert_close(matmul(a, b[:, :1]), a @ b[:, :1])
     weight = random(2, 3, rows, columns)
-    for gradients in zip(
+    torch.testing.assert_close(
         torch.autograd.grad((matmul(a, b) * weight).sum(), (a, b)),
         torch.autograd.grad(((a @ b) * weight).sum(), (a, b)),
-        strict=True,
-    ):
-        torch.testing.assert_close(*gradients)
+    )
 
 
 @pytest.mark.parametrize(("rows", "inner", "columns"), [(17, 2, 2), (2, 2, 17), (2, 2, 3)])
@@ -256,12 +254,10 @@ def test_products_with_columns_are_those_with_what_they_give(groups, size):
     ):
         torch.testing.assert_close(found, wanted)
         like = torch.randn_like(wanted)
-        for pair in zip(
+        torch.testing.assert_close(
             torch.autograd.grad(found, leaves, like, retain_graph=True),
             torch.autograd.grad(wanted, leaves, like, retain_graph=True),
-            strict=True,
-        ):
-            torch.testing.assert_close(*pair)
+        )
 
 
 @GROUPS
@@ -290,10 +286,9 @@ def test_positions_side_by_side(groups, images, held, monkeypatch):
             gradients = torch.autograd.grad(found, (leaf, weight, of_bias), torch.empty_like(found).copy_(grad))
         assert not copies.number
         torch.testing.assert_close(found, wanted)
-        for pair in zip(
-            gradients, torch.autograd.grad(wanted, (leaf, weight, of_bias), grad, retain_graph=True), strict=True
-        ):
-            torch.testing.assert_close(*pair)
+        torch.testing.assert_close(
+            gradients, torch.autograd.grad(wanted, (leaf, weight, of_bias), grad, retain_graph=True)
+        )
         with Copies() as copies:
             function(given, weight, of_bias, seen, False)
         assert copies.number or images == 1

@@ -70,8 +70,7 @@ def test_one_of_both_results_has_gradients_of_any_order(interpreted_kernels, use
         assert [g is None for g in grads] == 3 * [used == 1] + [used == 0] or function is tables_of
         grads = [g for g in grads if g is not None and g.any()]
         found.append([*grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), tensors[2 + 3 * used])])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 def test_a_layer_without_poses(interpreted_kernels):
@@ -103,8 +102,7 @@ def test_other_calls_are_operations_of_pytorch(monkeypatch, interpreted_kernels,
         monkeypatch.setattr(tables, "needs_operators", lambda *_: True)
     else:
         tensors[change == "gradients of matrices"].requires_grad_()
-    for a, b in zip(tables_of(*tensors, index), network(*tensors, index), strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(tables_of(*tensors, index), network(*tensors, index))
 
 
 @pytest.mark.parametrize(

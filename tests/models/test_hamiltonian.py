@@ -164,8 +164,7 @@ def test_gradients_in_small_pieces_are_the_same():
         with working_memory(limit):
             network(q, p, features, BATCH, num_frames=2, step=0.1).square().sum().backward()
         gradients.append([w.grad for w in network.parameters() if w.grad is not None])
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*gradients)
 
 
 def test_without_gradients():

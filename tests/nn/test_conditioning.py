@@ -123,10 +123,9 @@ def test_by_the_formula(scope, at_positions):
     expected = torch.cat(expected, 1)
     y = module(fields(x), condition).tensor
     torch.testing.assert_close(y, expected, **TIGHT)
-    for a, b in zip(
-        torch.autograd.grad(y.sin().sum(), tensors), torch.autograd.grad(expected.sin().sum(), tensors), strict=True
-    ):
-        torch.testing.assert_close(a, b, **TIGHT)
+    torch.testing.assert_close(
+        torch.autograd.grad(y.sin().sum(), tensors), torch.autograd.grad(expected.sin().sum(), tensors), **TIGHT
+    )
 
 
 BATCH = torch.tensor([0, 0, 1, 1, 1, 2])
@@ -319,8 +318,7 @@ def test_a_block_is_the_formula(at_positions):
     torch.testing.assert_close(found, expected, **TIGHT)
     wanted = [x.tensor, *block.parameters()]
     gradients = [torch.autograd.grad(z.sin().sum(), wanted) for z in (found, expected)]
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
 
 
 def test_times():

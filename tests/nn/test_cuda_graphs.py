@@ -277,8 +277,7 @@ def test_clouds_that_move(name, recordings, monkeypatch):
             out = case.output(module, *moved, run=run)
             unknowns = [*moved, *module.parameters()]
             found.append([out, *torch.autograd.grad(out.square().sum(), unknowns, materialize_grads=True)])
-        for expected, got in zip(*found, strict=True):
-            torch.testing.assert_close(got, expected, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(*found, atol=1e-10, rtol=1e-10)
         outputs.append(out.detach())
         for replay in recordings[0] if recordings else ():
             replay.within = reads
@@ -475,6 +474,5 @@ def test_steps_on_a_gpu_are_the_same(name, dtype):
         (out, grads, buffers), (out_, grads_, buffers_) = found
         assert (out - out_).norm() <= tolerance * out.norm()
         assert (grads - grads_).norm() <= tolerance * grads.norm()
-        for a, b in zip(buffers, buffers_, strict=True):
-            torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(buffers, buffers_, atol=tolerance, rtol=tolerance)
     assert len(step._graphs) == 1

@@ -125,8 +125,7 @@ def test_the_formula(filters):
     found = []
     for y in (layer(fields(x)), alone(between(parts_written_out(x, layer)))):
         found.append([y.tensor, *torch.autograd.grad(y.tensor.sin().sum(), [x, weights])])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("filters", [1, 2])

@@ -152,8 +152,9 @@ def test_clouds_of_a_batch_are_read_by_the_formula(measured):
     expected = torch.stack(expected)
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
     variables = [x.tensor, *pool.parameters()]
-    for found, needed in zip(*(torch.autograd.grad(t.sin().sum(), variables) for t in (y, expected)), strict=True):
-        torch.testing.assert_close(found, needed, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(t.sin().sum(), variables) for t in (y, expected)), rtol=1e-11, atol=1e-12
+    )
 
 
 def test_what_is_hidden_in_a_cloud_reaches_nothing_and_large_scores_do_not_overflow():

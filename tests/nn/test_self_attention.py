@@ -241,8 +241,7 @@ def test_shared_scores_between_points_are_the_formula(encoding, options):
             variables = [x.tensor, coords, *layer.parameters()]
             keep = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
             gradients = (torch.autograd.grad(t.sin().sum(), variables, **keep) for t in (y, expected))
-            for found, needed in zip(*gradients, strict=True):
-                torch.testing.assert_close(found, needed, rtol=1e-9, atol=1e-10)
+            torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
         if not options and encoding in ("fourier", "none"):
             layer.plain.backend = "dense"
             torch.testing.assert_close(layer(x, batch=BATCH, measure=measure).tensor, expected, rtol=1e-11, atol=1e-12)

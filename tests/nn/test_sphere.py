@@ -177,8 +177,7 @@ def test_grids_share_relations(rule, grid, images, encoding, lifts, backend, mon
         y = layer(GeometricTensor(x.tensor, in_type, coords(x.coords)), batch=batch, measure=measure).tensor
         return [y, *torch.autograd.grad(y.sin().sum(), weights, allow_unused=True, materialize_grads=True)]
 
-    for a, b in zip(outcomes(lambda x: x), outcomes(torch.clone), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(outcomes(lambda x: x), outcomes(torch.clone), rtol=1e-10, atol=1e-10)
 
 
 def test_relations_are_those_of_one_point_of_a_ring(monkeypatch):

@@ -24,6 +24,7 @@ from tests.functional.cases import (
     case,
     cases,
     doubled,
+    in_threads,
     leaves,
     outputs_and_gradients,
     refusal,
@@ -188,16 +189,9 @@ def test_dropout_is_the_same_in_the_backward_pass_and_in_bands_of_any_size(query
 )
 def test_any_number_of_threads_gives_the_same_bits(query, window, kinds):
     arguments = (*case(4, 4, 4, (9, 9), window, kinds, batch=15, heads=4), query)
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            results.append(outputs_and_gradients("native", *arguments))
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    first, *others = in_threads((1, 2, 5), lambda: outputs_and_gradients("native", *arguments))
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("query", ["own", "all"])
@@ -208,14 +202,8 @@ def test_wide_heads_without_gradients_are_fused_in_any_number_of_threads(monkeyp
     monkeypatch.setattr(native.F, "scaled_dot_product_attention", lambda *x: seen.append(1) or whole(*x))
     assert_same(outputs_and_gradients("native", *arguments), expected)
     assert not seen  # gradients are those of the loop
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            with torch.no_grad():
-                found.append(attention(*arguments[0], *arguments[1:3], query=query, backend="native"))
-    finally:
-        torch.set_num_threads(before)
+    with torch.no_grad():
+        found = in_threads((1, 3), lambda: attention(*arguments[0], *arguments[1:3], query=query, backend="native"))
     assert len(seen) == (2 if fused else 0)
     assert_same(found[:1], expected[:1])
     assert torch.equal(*found)
@@ -397,14 +385,8 @@ def test_two_small_grids_of_images_side_by_side(pair, batch):
 
 @pytest.mark.parametrize("pair", [PAIRS[2], PAIRS[6]], ids=str)
 def test_two_grids_in_any_number_of_threads(pair):
-    call, before = between(*pair, batch=5), torch.get_num_threads()
-    try:
-        found = []
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            found.append(results(call, "native"))
-    finally:
-        torch.set_num_threads(before)
+    call = between(*pair, batch=5)
+    found = in_threads((1, 3), lambda: results(call, "native"))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 

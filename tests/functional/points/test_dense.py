@@ -38,8 +38,7 @@ def outcome(layer: PointSelfAttention, backend: str, x, coords, **others) -> lis
 
 def assert_close(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
     assert len(got) == len(expected)
-    for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
 
 BATCHES = {

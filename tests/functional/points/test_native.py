@@ -18,6 +18,7 @@ from escnn_attention.functional.points import native as native_points
 from escnn_attention.functional.points.call import PairScores
 from escnn_attention.functional.points.native import Arguments, attend
 from escnn_attention.geometry.neighbours import Lists, WholeClouds
+from tests.functional.cases import in_threads
 from tests.functional.points.calls import point_attention
 from tests.functional.precise import EXTENDED, errors, exact, mean_ratio
 
@@ -161,8 +162,7 @@ def outcomes(function, call: Arguments) -> list[torch.Tensor]:
 
 def assert_close(call: Arguments) -> None:
     for several in (call, call._replace(exclusive_keys=False)):
-        for a, b in zip(outcomes(attend, several), outcomes(written_out, call), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(outcomes(attend, several), outcomes(written_out, call), rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.sampled(9)
@@ -248,8 +248,9 @@ def test_queries_on_a_ring_share_features(ring, rings, queries, images, own_feat
         features = call.features[..., :1, :].detach().requires_grad_()
         call = call._replace(features=features, queries=call.queries + 3, ring=ring)
         assert_close(call)
-        for a, b in zip(outcomes(native_points._plainly, call), outcomes(written_out, call), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(
+            outcomes(native_points._plainly, call), outcomes(written_out, call), rtol=1e-11, atol=1e-11
+        )
 
 
 @pytest.mark.parametrize("sum_query_poses", [False, True])
@@ -280,8 +281,7 @@ def test_keys_of_several_groups():
     call.keys[1, :4] = call.keys[0, :4].flip(0)
     call.keys[2, :5] = call.keys[0, 1:6]
     call = call._replace(exclusive_keys=False)
-    for a, b in zip(outcomes(attend, call), outcomes(written_out, call), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(outcomes(attend, call), outcomes(written_out, call), rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("sum_query_poses", [False, True])
@@ -292,8 +292,9 @@ def test_only_gradients_that_are_asked_for(frozen, sum_query_poses):
     call = call._replace(**{frozen: getattr(call, frozen).detach()})
     leaves = [t for t in leaves_of(call) if t.requires_grad]
     grads = torch.autograd.grad(attend(call).sin().sum(), leaves)
-    for a, b in zip(grads, torch.autograd.grad(written_out(call).sin().sum(), leaves), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        grads, torch.autograd.grad(written_out(call).sin().sum(), leaves), rtol=1e-11, atol=1e-11
+    )
     # And the other way round.
     call = with_leaves(call, torch.Tensor.detach)
     leaf = getattr(call, frozen).requires_grad_()
@@ -367,15 +368,9 @@ def test_the_same_for_any_number_of_threads(groups, queries, sizes, exclusive_ke
     call = case(groups, queries, **sizes)
     call = call._replace(exclusive_keys=exclusive_keys)
     call = with_leaves(call, lambda t: t.detach().to(dtype).requires_grad_())
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3, 7):
-            torch.set_num_threads(threads)
-            results.append(outcomes(attend, call))
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    first, *others = in_threads((1, 2, 3, 7), lambda: outcomes(attend, call))
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 def test_single_precision():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.functional.points import pair_mlp as module
+from tests.functional.cases import in_threads
 
 needs_compiler = pytest.mark.skipif(
     module._why_not_built(torch.float64) is not None, reason=str(module._why_not_built(torch.float64))
@@ -51,8 +52,7 @@ def test_the_formula(data):
     tensors = draw(rows=data.draw(st.integers(1, 200)), **{name: data.draw(s) for name, s in sizes.items()})
     expected = outcomes(written_out, tensors)
     for function in (plainly, natively, module.pair_mlp):
-        for a, b in zip(outcomes(function, tensors), expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(outcomes(function, tensors), expected, rtol=1e-11, atol=1e-11)
 
 
 @needs_compiler
@@ -78,15 +78,9 @@ def test_large_numbers_and_none():
 @needs_compiler
 def test_the_same_for_any_number_of_threads():
     tensors = draw(rows=3000, dtype=torch.float32)
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            results.append(outcomes(natively, tensors))
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    first, *others = in_threads((1, 2, 5), lambda: outcomes(natively, tensors))
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @needs_compiler
@@ -95,8 +89,7 @@ def test_gradients_of_the_inputs():
     tensors[0].requires_grad_()
     for leaves in (tensors, tensors[:1], tensors[2:]):
         grads = [torch.autograd.grad(function(*tensors).sin().sum(), leaves) for function in (module.pair_mlp, plainly)]
-        for a, b in zip(*grads, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(*grads, rtol=1e-11, atol=1e-11)
 
 
 @needs_compiler

@@ -75,8 +75,7 @@ def test_values_and_gradients(kind, options):
     for limit in (None, 5000, 1):
         with working_memory(limit):
             got = with_gradients(attended_sum(*tensors, geometry), tensors)
-        for a, b in zip(got, expected, strict=True):
-            torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
+        torch.testing.assert_close(got, expected, atol=1e-11, rtol=1e-11)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,16 +87,14 @@ def test_equal_maxima_share_the_gradient(kind):
         tensors[1] = torch.ones_like(tensors[1])
     tensors = [None if t is None else t.detach().requires_grad_() for t in tensors]
     got = with_gradients(attended_sum(*tensors, geometry), tensors)
-    for a, b in zip(got, with_gradients(formula(tensors, geometry)[0], tensors), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
+    torch.testing.assert_close(got, with_gradients(formula(tensors, geometry)[0], tensors), atol=1e-11, rtol=1e-11)
 
 
 def test_maps():
     tensors, geometry = case("full")
     with working_memory(1):  # image by image
         maps = attention_maps(*tensors, geometry)
-    for a, b in zip(maps, formula(tensors, geometry)[1:], strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(maps, formula(tensors, geometry)[1:])
     assert attention_maps(*case("spatial")[0])[0] is None
     assert attention_maps(*case("channel")[0])[1] is None
 
@@ -154,8 +151,7 @@ def test_parameters_that_need_no_gradient():
     y = attended_sum(*tensors, geometry)
     for create_graph in (False, True):
         got = torch.autograd.grad(y, tensors[1:], weight, create_graph=create_graph, retain_graph=True)
-        for a, b in zip(got, expected[2:], strict=True):
-            torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
+        torch.testing.assert_close(got, expected[2:], atol=1e-11, rtol=1e-11)
 
 
 def test_half_precision_is_worked_out_in_single():

@@ -1,6 +1,5 @@
 """A training that goes on is the training that was never stopped: every schedule, every number of workers, all data."""
 
-import csv
 import functools
 import shutil
 
@@ -13,6 +12,7 @@ from escnn_attention.training import Classifier, Constellations, Digits, PointCl
 from escnn_attention.training.experiment.callbacks import EpochHistory, ProgressLine, checkpoint_callbacks
 from escnn_attention.training.experiment.checkpoints import AtomicCheckpointIO, read_checkpoint
 from escnn_attention.training.quiet import quiet_lightning
+from tests.training.experiment.runs import rows
 
 EPOCHS = 4
 
@@ -112,11 +112,6 @@ def state(folder):
     found["best"] = {name: best[name] for name in ("state_dict", "epoch")}
     found["rows"] = [{k: v for k, v in row.items() if k not in ("seconds", "memory")} for row in rows(folder)]
     return found
-
-
-def rows(folder):
-    with (folder / "epochs.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def differences(one, other):

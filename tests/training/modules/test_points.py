@@ -24,7 +24,7 @@ from escnn_attention.training import (
 )
 from escnn_attention.training.data.clouds.springs import energy
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.experiment import run_experiment
+from tests.training.experiment.runs import call
 
 pytest.importorskip("jsonargparse")
 
@@ -103,10 +103,6 @@ def configuration(folder, task):
     file = folder / "experiment.yaml"
     file.write_text(yaml.safe_dump({"task": task, "trainer": trainer, "model": model, "data": data}), encoding="utf-8")
     return file
-
-
-def call(command, file, folder, *more):
-    run_experiment([command, "--config", str(file), "--folder", str(folder), *map(str, more)])
 
 
 @pytest.mark.sampled(1)

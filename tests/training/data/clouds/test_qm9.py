@@ -12,6 +12,7 @@ from escnn_attention.training.data.clouds.orientation import matrices
 from escnn_attention.training.data.clouds.qm9 import ELEMENTS, NAMES, atom_features, parse_xyz, read
 from escnn_attention.training.data.files import Published
 from escnn_attention.training.errors import UserError
+from tests import samples
 
 COUNT = 40
 
@@ -364,10 +365,7 @@ def test_too_few_molecules(folder, monkeypatch):
         QM9(folder, limit_train=1).setup()
 
 
-real = pytest.mark.skipif(
-    not os.path.exists(os.path.join(os.environ.get("ESCNN_ATTENTION_DATA", ""), "qm9.npz")),
-    reason="ESCNN_ATTENTION_DATA names no folder with qm9.npz",
-)
+real = samples.needs("qm9.npz")
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import io
-import os
 import tarfile
 
 import numpy as np
@@ -10,6 +9,7 @@ from PIL import Image
 from escnn_attention.training import CIFAR10
 from escnn_attention.training.data.images import cifar10
 from escnn_attention.training.errors import UserError
+from tests import samples
 
 MEAN = np.array((0.4914, 0.4822, 0.4465))[:, None, None]
 STD = np.array((0.2023, 0.1994, 0.2010))[:, None, None]
@@ -286,10 +286,7 @@ def test_a_member_that_is_linked_to_itself(tmp_path, files):
 
 
 @pytest.mark.sampled(1, of="data sets as they are published")
-@pytest.mark.skipif(
-    not os.path.exists(os.path.join(os.environ.get("ESCNN_ATTENTION_DATA", ""), "cifar10_jpeg.npz")),
-    reason="ESCNN_ATTENTION_DATA names no folder with cifar10_jpeg.npz",
-)
+@samples.needs("cifar10_jpeg.npz")
 def test_the_real_data():
     data = CIFAR10(batch_size=1_000, limit_train=2_000, limit_valid=1_000, limit_test=1_000)
     data.prepare_data()

@@ -1,7 +1,6 @@
 import gzip
 import hashlib
 import itertools
-import os
 import struct
 
 import numpy as np
@@ -12,6 +11,7 @@ from escnn_attention.training import MNIST
 from escnn_attention.training.data.files import data_folder
 from escnn_attention.training.data.images import mnist
 from escnn_attention.training.errors import UserError
+from tests import samples
 
 
 @pytest.fixture
@@ -111,10 +111,7 @@ def test_damaged_archives(tmp_path, arrays, content):
     assert not (tmp_path / "mnist.npz").exists()
 
 
-@pytest.mark.skipif(
-    not os.path.exists(os.path.join(os.environ.get("ESCNN_ATTENTION_DATA", ""), "mnist.npz")),
-    reason="ESCNN_ATTENTION_DATA names no folder with mnist.npz",
-)
+@samples.needs("mnist.npz")
 @pytest.mark.slow
 def test_the_real_data():
     data = MNIST(batch_size=1_000)

@@ -1,5 +1,4 @@
 import io
-import os
 import zipfile
 
 import numpy as np
@@ -11,6 +10,7 @@ from escnn_attention.training import RotMNIST
 from escnn_attention.training.data.files import data_folder
 from escnn_attention.training.data.images import rotmnist
 from escnn_attention.training.errors import UserError
+from tests import samples
 
 KINDS = ("images", "labels")
 
@@ -120,10 +120,7 @@ def test_the_data_module(tmp_path, rotmnist_arrays, serve):
     assert sorted(labels.tolist()) == sorted(rotmnist_arrays["train_labels"])
 
 
-real = pytest.mark.skipif(
-    not os.path.exists(os.path.join(os.environ.get("ESCNN_ATTENTION_DATA", ""), "rotmnist.npz")),
-    reason="ESCNN_ATTENTION_DATA names no folder with rotmnist.npz",
-)
+real = samples.needs("rotmnist.npz")
 
 
 @pytest.mark.sampled(1, of="data sets as they are published")
