@@ -90,6 +90,11 @@ def image_type(gspace: GSpace, in_channels: int) -> FieldType:
     return FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])
 
 
+def regular_type(gspace: GSpace, number: int) -> FieldType:
+    """The type of so many regular fields."""
+    return FieldType(gspace, number * [gspace.regular_repr])
+
+
 def field_type_of(name: str, value: int | Mapping[str, int] | FieldType, gspace: GSpace) -> FieldType:
     """A type over a gspace, given as such, as a number of scalars, or by numbers of scalars and vectors."""
     if isinstance(value, FieldType):
@@ -410,7 +415,7 @@ class DenseBlock(GridModule):
             attention_size=(attention_size, 7),
             attention_dilation=(attention_dilation, 1),
         )
-        new = FieldType(in_type.gspace, check_int("growth", growth) * [in_type.gspace.regular_repr])
+        new = regular_type(in_type.gspace, check_int("growth", growth))
         super().__init__(in_type, new + in_type)
         self.branch = sequence(
             norm_and_relu(in_type),

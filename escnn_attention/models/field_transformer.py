@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 from escnn_attention._checks import check_int, check_unused
 from escnn_attention.exporting.modules import exported_parts
 from escnn_attention.groups.sequences import sequence_space
+from escnn_attention.models.convolutions import regular_type
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import check_options, check_type, check_types, option_names
 from escnn_attention.nn.conditioning import ConditionedFieldNorm, condition_of
@@ -131,11 +132,8 @@ class FieldTransformer(PretrainedMixin, GridModule):
         check_options("encoder_block", encoding, [*offered, "kernel_size"])
         check_options("cross_attention", attending, [n for n in option_names(GroupCrossAttention) if n not in _TYPES])
         if memory_type is None:
-            for name, value, default in (
-                ("num_encoder_layers", num_encoder_layers, 0),
-                ("cross_attention", attending, {}),
-            ):
-                check_unused(name, value, default, "there is no memory_type")
+            check_unused("num_encoder_layers", num_encoder_layers, 0, "there is no memory_type")
+            check_unused("cross_attention", attending, {}, "there is no memory_type")
         elif check_type("memory_type", memory_type).fibergroup != in_type.fibergroup:
             got, needed = memory_type.fibergroup.name, in_type.fibergroup.name
             raise ValueError(f"memory_type: its fiber group is {got}, needed that of in_type, {needed}")
@@ -144,11 +142,11 @@ class FieldTransformer(PretrainedMixin, GridModule):
         self.gspace = in_type.gspace
         self.memory_type = memory_type
         self.condition = None if condition is None else check_int("condition", condition)
-        hidden = _regular(in_type.gspace, fields)
+        hidden = regular_type(in_type.gspace, fields)
         self.memory_embedding = self.encoder = self.memory_norm = None
         self._encoded_type = memory_type
         if memory_type is not None and num_encoder_layers:
-            self._encoded_type = encoded = _regular(memory_type.gspace, fields)
+            self._encoded_type = encoded = regular_type(memory_type.gspace, fields)
             self.memory_embedding = PoseLinear(memory_type, encoded)
             encoding.setdefault("kernel_size", None)
             self.encoder = torch.nn.ModuleList(
@@ -302,7 +300,3 @@ class FieldTransformer(PretrainedMixin, GridModule):
         parts = [super().extra_repr()]
         parts += [f"{name}={value}" for name in ("memory_type", "condition") if (value := getattr(self, name))]
         return ", ".join(parts)
-
-
-def _regular(gspace: GSpace, number: int) -> FieldType:
-    return FieldType(gspace, number * [gspace.regular_repr])

@@ -14,7 +14,7 @@ from escnn_attention._checks import check_bool, check_int, check_ints, check_seq
 from escnn_attention.exporting.modules import exported_parts
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.classifier import images_of
-from escnn_attention.models.convolutions import field_type_of, image_type
+from escnn_attention.models.convolutions import field_type_of, image_type, regular_type
 from escnn_attention.models.hybrid import block_defaults, check_odd_widths, head_fields_of, steerable_convolution
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import PaddingMode, check_padding_mode
@@ -144,7 +144,6 @@ class FieldUNet(PretrainedMixin, GridModule):
     ):
         image_type(gspace, 1)
         given = field_type_of("in_type", in_type, gspace)
-        regular = gspace.regular_repr
         number = len(check_sequence("widths", widths, "one number for each level"))
         check_ints("widths", widths, max(1, number), "one for each level")
         blocks = check_ints("attention", attention, number, "one for each level", least=0)
@@ -162,7 +161,7 @@ class FieldUNet(PretrainedMixin, GridModule):
                 f"out_type: got {out_type!r} with features_only={features_only}, needed a type of the output, or None "
                 "with features_only=True"
             )
-        types = [FieldType(gspace, width * [regular]) for width in widths]
+        types = [regular_type(gspace, width) for width in widths]
         target = types[0] if out_type is None else field_type_of("out_type", out_type, gspace)
         super().__init__(given, target)
         self.gspace = gspace

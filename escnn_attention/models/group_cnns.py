@@ -23,6 +23,7 @@ from escnn_attention.models.convolutions import (
     image_type,
     norm_and_relu,
     options_of,
+    regular_type,
     sequence,
     width_for,
 )
@@ -172,7 +173,7 @@ class GroupCNN(_PublishedNetwork):
             image_dilation = 4 if attention == "features" else 1
         options: dict[str, Any] = {"attention": attention, "attention_size": attention_size}
 
-        wider = FieldType(gspace, width_for(gspace, width, 20) * [gspace.regular_repr])
+        wider = regular_type(gspace, width_for(gspace, width, 20))
         stages: dict[str, EquivariantModule] = {}
         for i in range(1, before + behind + 1):
             of_layer: dict[str, Any] = {"ratio": ratio}
@@ -186,7 +187,7 @@ class GroupCNN(_PublishedNetwork):
             fields = wider
             if i == before:
                 stages["pool"] = HalvingPool(fields)
-        classes = FieldType(gspace, check_int("num_classes", num_classes) * [gspace.regular_repr])
+        classes = regular_type(gspace, check_int("num_classes", num_classes))
         stages["classes"] = sequence(attended(fields, classes, last_kernel, ratio=ratio, **options))
         super().__init__(stages, None)
         self.reset_parameters()
@@ -268,7 +269,7 @@ class AllCNNC(_PublishedNetwork):
 
         stages: dict[str, EquivariantModule] = {}
         for i, (factor, kernel_size, halve) in enumerate(_ALL_CNN_C, start=1):
-            wider = FieldType(gspace, factor * width * [gspace.regular_repr])
+            wider = regular_type(gspace, factor * width)
             stages[f"convolution_{i}"] = sequence(
                 drop(fields, input_dropout, "input_dropout") if i == 1 else {},
                 attended(fields, wider, kernel_size, padding=kernel_size // 2, ratio=1 if i == 1 else ratio, **options),
@@ -277,7 +278,7 @@ class AllCNNC(_PublishedNetwork):
                 drop(wider, dropout) if halve else {},
             )
             fields = wider
-        classes = FieldType(gspace, check_int("num_classes", num_classes) * [gspace.regular_repr])
+        classes = regular_type(gspace, check_int("num_classes", num_classes))
         stages["classes"] = sequence(
             attended(fields, classes, 1, ratio=ratio, **options), norm_and_relu(classes), {"mean": PoseMean(classes)}
         )
@@ -338,13 +339,13 @@ class ResNet44(_PublishedNetwork):
         if width is not None:
             widths = list(check_ints("width", width, 3, "one for each stage"))
 
-        fields = FieldType(gspace, widths[0] * [gspace.regular_repr])
+        fields = regular_type(gspace, widths[0])
         stages: dict[str, EquivariantModule] = {
             "stem": sequence(attended(image, fields, 3, attention, padding=1, attention_size=attention_size))
         }
         for stage, count in enumerate(widths, start=1):
             for i in range(1, blocks + 1):
-                wider = FieldType(gspace, count * [gspace.regular_repr])
+                wider = regular_type(gspace, count)
                 stages[f"residual_{stage}_{i}"] = ResidualBlock(
                     fields,
                     wider,
@@ -353,7 +354,7 @@ class ResNet44(_PublishedNetwork):
                     **options_of(attention, hidden=hidden, attention_size=attention_size),
                 )
                 fields = wider
-        classes = FieldType(gspace, check_int("num_classes", num_classes) * [gspace.regular_repr])
+        classes = regular_type(gspace, check_int("num_classes", num_classes))
         pool = {2: PointwiseAdaptiveAvgPool2D, 3: PointwiseAdaptiveAvgPool3D}[gspace.dimensionality]
         stages["classes"] = sequence(
             norm_and_relu(fields),
@@ -441,7 +442,7 @@ class GroupDenseNet(_PublishedNetwork):
                 attention_dilation=dilation,
             )
 
-        fields = FieldType(gspace, growth * [gspace.regular_repr])
+        fields = regular_type(gspace, growth)
         stem = attended(image, fields, 3, attention, attention_size=attention_size, attention_dilation=4)
         stages: dict[str, EquivariantModule] = {"stem": sequence(stem)}
         for i, dilation in enumerate(_last_aligned(_BLOCK_DILATIONS, blocks), start=1):
@@ -463,7 +464,7 @@ class GroupDenseNet(_PublishedNetwork):
                 ),
             )
             fields = block.out_type
-        classes = FieldType(gspace, check_int("num_classes", num_classes) * [gspace.regular_repr])
+        classes = regular_type(gspace, check_int("num_classes", num_classes))
         stages["classes"] = sequence(
             norm_and_relu(fields), pointwise(fields, classes, min(3, attention_size), 1), {"mean": PoseMean(classes)}
         )

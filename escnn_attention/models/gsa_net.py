@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal, TypedDict
 
@@ -17,7 +16,7 @@ from escnn_attention._checks import check_bool, check_int, check_option, check_p
 from escnn_attention.encodings import Encoding, SeparableEncoding
 from escnn_attention.functional import QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier, PositionSum
-from escnn_attention.models.convolutions import image_type
+from escnn_attention.models.convolutions import image_type, regular_type
 from escnn_attention.nn.arguments import option_names
 from escnn_attention.nn.norms import check_norm_kind, norm_of
 from escnn_attention.nn.pointwise import PoseLinear, SiLU
@@ -33,19 +32,10 @@ _TAKEN = ("norm", "crop", "attention", "samples", "query", "projection")
 _GAIN = math.sqrt(2)  # "He's initialisation"
 
 
-@dataclass(frozen=True)
-class _Stage:
-    """A stage: the factor of its first block for the number of fields, the margins that its blocks crop, a pooling."""
-
-    expansion: int
-    crops: Sequence[int]
-    pool: bool
-
-
 def _outline(
     blocks: Sequence[int], expansion: Sequence[int] | None, crops: Sequence[int] | None, pool: Sequence[bool] | None
-) -> list[_Stage]:
-    """The stages, from the arguments of :class:`GSANet`."""
+) -> list[tuple[int, list[int], bool]]:
+    """Of each stage how its first block multiplies the fields, the margins that its blocks crop, whether it pools."""
     counts = [check_int("blocks", n, least=0) for n in check_sequence("blocks", blocks, "one number for each stage")]
     factors = [check_int("expansion", n) for n in _listed("expansion", expansion, len(counts), "stage", 1)]
     pooled = [check_bool("pool", value) for value in _listed("pool", pool, len(counts), "stage", False)]
@@ -54,7 +44,7 @@ def _outline(
         raise ValueError("expansion: a stage without blocks has none to widen, needed 1 for it")
     stops = list(accumulate(counts, initial=0))
     of_stages = (margins[start:stop] for start, stop in pairwise(stops))
-    return [_Stage(*stage) for stage in zip(factors, of_stages, pooled, strict=True)]
+    return list(zip(factors, of_stages, pooled, strict=True))
 
 
 class GSANetOptions(TypedDict, total=False):
@@ -161,12 +151,17 @@ class GSANet(EquivariantClassifier):
         check_option("query", query, ("own", "all", "each"))
         check_option("readout", readout, ("max", "sum"))
         outline = _outline(blocks, expansion, crops, pool)
-        fields = _regular(gspace, check_int("channels", channels))
+        fields = regular_type(gspace, check_int("channels", channels))
         given: dict[str, Any] = {"attention_dropout": 0.1, "dropout": 0.1, **(block or {})}
-        _check_channels(channels, gspace.dimensionality, given.get("encoding"))
+        least = 2 * gspace.dimensionality + 2
+        if given.get("encoding") is None and channels < least:
+            raise ValueError(
+                f"channels: got {channels}, needed at least {least}, so that a head has a channel for each coordinate "
+                "and one for the poses"
+            )
         layers: dict[str, Any] = {"num_heads": num_heads, "kernel_size": kernel_size, "projection": "pointwise"}
         layers["dropout"] = given.pop("attention_dropout")
-        blocks_left, of_attention = _blocks(given, sum(len(stage.crops) for stage in outline))
+        blocks_left, of_attention = _blocks(given, sum(len(margins) for _, margins, _ in outline))
         names = ("encoding", "window", "padding_mode", "backend")
         shared = {name: of_attention[name] for name in names if name in of_attention}
         has_encoding = shared.get("encoding") is not None
@@ -181,19 +176,20 @@ class GSANet(EquivariantClassifier):
         first = _sequence(_dropout("input_dropout", image, input_dropout), lifting, norm(fields))
         stages: dict[str, EquivariantModule] = {"lifting": first}
         attention = _attention(query, layers, of_attention | shared, has_encoding)
-        for number, stage in enumerate(outline, start=1):
-            wider = _regular(gspace, len(fields) * stage.expansion)
-            for i, crop in enumerate(stage.crops, start=1):
+        for number, (factor, margins, pooled) in enumerate(outline, start=1):
+            wider = regular_type(gspace, len(fields) * factor)
+            for i, crop in enumerate(margins, start=1):
                 own = {"projection": "pointwise", **_half("hidden", wider), **next(blocks_left)}
                 layer = TransformerBlock(fields, wider, attention=attention, crop=crop, **own)
                 fields = wider
                 stages[f"attention_{number}_{i}"] = _sequence(layer, norm(fields) if norm_between else ())
-            if stage.pool:
+            if pooled:
                 rest = _dropout("pool_dropout", fields, pool_dropout)
                 stages[f"pool_{number}"] = _sequence(rest, HalvingPool(fields))
-        stages["classes"] = _classes(fields, num_classes)
+        classes = regular_type(gspace, check_int("num_classes", num_classes))
+        stages["classes"] = PoseLinear(fields, classes, projection="pointwise", bias=False)
         if readout == "sum":
-            stages["sum"] = PositionSum(stages["classes"].out_type)
+            stages["sum"] = PositionSum(classes)
         super().__init__(stages, None)
         self.reset_parameters()
 
@@ -275,19 +271,6 @@ def _listed(name: str, values: Sequence[Any] | None, count: int, unit: str, defa
     return list(values)
 
 
-def _check_channels(channels: int, dimensions: int, encoding: Any) -> None:
-    """Check that half of the fields are enough for the separable encoding, if no other is given."""
-    if encoding is None and channels // 2 < dimensions + 1:
-        raise ValueError(
-            f"channels: got {channels}, needed at least {2 * dimensions + 2}, so that a head has a channel for each "
-            "coordinate and one for the poses"
-        )
-
-
-def _regular(gspace: GSpace, fields: int) -> FieldType:
-    return FieldType(gspace, fields * [gspace.regular_repr])
-
-
 def _dropout(name: str, field_type: FieldType, p: float) -> tuple[EquivariantModule, ...]:
     return (PointwiseDropout(field_type, p),) if check_probability(name, p) else ()
 
@@ -300,12 +283,6 @@ def _sequence(*modules: EquivariantModule | tuple[EquivariantModule, ...]) -> Se
 def _half(what: str, fields: FieldType) -> dict[str, Any]:
     """The option of so many fields of one kind, half as many as there are."""
     return {f"{what}_fields": max(1, len(fields) // 2)}
-
-
-def _classes(fields: FieldType, num_classes: int) -> PoseLinear:
-    """The map to one regular field a class."""
-    classes = _regular(fields.gspace, check_int("num_classes", num_classes))
-    return PoseLinear(fields, classes, projection="pointwise", bias=False)
 
 
 def _blocks(block: Mapping[str, Any], number: int) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from escnn_attention._checks import check_bool, check_int, check_ints, check_option, check_sequence
 from escnn_attention.models.classifier import EquivariantClassifier
-from escnn_attention.models.convolutions import BatchNorm, image_type
+from escnn_attention.models.convolutions import BatchNorm, image_type, regular_type
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import check_options, option_names
 from escnn_attention.nn.field_convolution import convolution_of
@@ -113,7 +113,7 @@ class HybridNet(EquivariantClassifier):
         blocks = iter(each_block(options, sum(attention), ("samples", "attention")))
         stages: dict[str, EquivariantModule] = {}
         for kind, name, width in outline:
-            wider = fields if kind == "pool" else FieldType(gspace, width * [gspace.regular_repr])
+            wider = fields if kind == "pool" else regular_type(gspace, width)
             if kind == "pool":
                 stages[name] = halve(fields, pool)
             elif kind == "attention":
@@ -151,9 +151,6 @@ def head_fields_of(width: int, num_heads: int) -> int:
     return max(2, -(-width // num_heads))
 
 
-_CONVOLUTIONS = {2: R2Conv, 3: R3Conv}
-
-
 def _outline(
     widths: Sequence[int], convolutions: Sequence[int], attention: Sequence[int]
 ) -> list[tuple[Literal["pool", "convolution", "attention"], str, int]]:
@@ -184,8 +181,9 @@ def _last_stages(
     """The stages behind the last norm: a pointwise convolution and a token, each where it is asked for."""
     stages: dict[str, EquivariantModule] = {}
     if features is not None:
-        wider = FieldType(fields.gspace, check_int("features", features) * [fields.gspace.regular_repr])
-        stages["features"] = _CONVOLUTIONS[fields.gspace.dimensionality](fields, wider, 1, recompute=True)
+        wider = regular_type(fields.gspace, check_int("features", features))
+        convolution = R2Conv if fields.gspace.dimensionality == 2 else R3Conv
+        stages["features"] = convolution(fields, wider, 1, recompute=True)
         fields = wider
     if class_token is not None:
         if not isinstance(class_token, Mapping):

@@ -17,6 +17,7 @@ from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.cache import shared_geometry
 from escnn_attention.geometry.relations import LiftedMotion, Relation
 from escnn_attention.models.cloud_network import CloudNetwork
+from escnn_attention.models.convolutions import field_type_of, regular_type
 from escnn_attention.nn.arguments import check_options, check_type, option_names
 from escnn_attention.nn.heads import check_scalars
 from escnn_attention.nn.point_lift import PointLift
@@ -106,13 +107,13 @@ class LieTransformer(CloudNetwork):
         check_option("readout", readout, ("clouds", "points"))
         check_option("pool", pool, ("mean", "max"))
         if isinstance(in_type, int):
-            in_type = FieldType(gspace, check_int("in_type", in_type) * [gspace.trivial_repr])
+            in_type = field_type_of("in_type", in_type, gspace)
         check_scalars(check_type("in_type", in_type), type(self).__name__)
         super().__init__(gspace, in_type)
         self.lift = _lift(in_type, lift_samples, options.get("relation"), positive_quaternions)
         if self.lift is not None:
             in_type, options["relation"] = self.lift.out_type, options.get("relation") or LiftedMotion()
-        hidden = FieldType(in_type.gspace, check_int("fields", fields) * [in_type.gspace.regular_repr])
+        hidden = regular_type(in_type.gspace, check_int("fields", fields))
         self.num_outputs = check_int("num_outputs", num_outputs)
         if options.get("encoding") is None:
             options["encoding"] = PairKernel(biases=True, last_activation=True)

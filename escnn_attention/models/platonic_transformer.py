@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from escnn_attention._checks import check_bool, check_int, check_length, check_o
 from escnn_attention.encodings import RotaryEncoding
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.cloud_network import CloudNetwork
-from escnn_attention.models.convolutions import field_type_of
+from escnn_attention.models.convolutions import field_type_of, regular_type
 from escnn_attention.nn.arguments import check_options, option_names
 from escnn_attention.nn.pointwise import PoseLinear, activation_of
 from escnn_attention.nn.transformer import PointTransformerBlock
@@ -92,7 +93,7 @@ class PlatonicTransformer(CloudNetwork):
             check_option("pool", pool, ("mean", "sum"))
         super().__init__(gspace, field_type_of("in_type", in_type, gspace))
         self.out_type = field_type_of("out_type", out_type, gspace)
-        hidden = FieldType(gspace, check_int("fields", fields) * [gspace.regular_repr])
+        hidden = regular_type(gspace, check_int("fields", fields))
         options: dict[str, Any] = {"hidden_fields": 4 * fields, "activation": "gelu", "norm_kind": "layer"}
         options |= {"norm_scope": "pose", "keys": "own", "encoding": RotaryEncoding(scale=1.0, constant_keys=True)}
         options |= block or {}
@@ -116,13 +117,7 @@ class PlatonicTransformer(CloudNetwork):
 
 def _parts(out_type: FieldType) -> list[FieldType]:
     """The output in runs of equal fields, each with its own readout."""
-    runs: list[list[Any]] = []
-    for representation in out_type.representations:
-        if runs and runs[-1][0] == representation:
-            runs[-1].append(representation)
-        else:
-            runs.append([representation])
-    return [FieldType(out_type.gspace, run) for run in runs]
+    return [FieldType(out_type.gspace, list(run)) for _, run in itertools.groupby(out_type.representations)]
 
 
 def _readout(hidden: FieldType, out_type: FieldType, layer: bool) -> torch.nn.Sequential:

@@ -19,7 +19,7 @@ from escnn_attention.geometry.relations import Relation
 from escnn_attention.groups.fibers import Fibers, count_irreps, fibers, frames, invariant_vectors
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.models.cloud_network import CloudNetwork
-from escnn_attention.models.convolutions import field_type_of
+from escnn_attention.models.convolutions import field_type_of, regular_type
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
 from escnn_attention.nn.arguments import check_options, option_names
 from escnn_attention.nn.heads import is_scalar
@@ -140,7 +140,9 @@ class PointTransformer(CloudNetwork):
         head: Mapping[str, Any] | None = None,
     ):
         chosen_head = _Head.of(head)
-        _check_pooling(pool, readout)
+        if pool is not None:
+            check_option("pool", pool, ("mean", "sum", "max"))
+        check_option("readout", readout, ("clouds", "points"))
         check_int("num_blocks", num_blocks)
         super().__init__(gspace, field_type_of("in_type", in_type, gspace))
         self.pool: Pool | None = pool
@@ -154,7 +156,8 @@ class PointTransformer(CloudNetwork):
             options["samples"] = chosen
         if positions and (options.get("period") or getattr(relation, "period", None)) is not None:
             raise ValueError("positions: got True in a periodic box, where clouds have no mean; needed False")
-        self.positions = _length(options) if positions else None
+        unit = float(options.get("length_scale") or options.get("radius") or 1.0)
+        self.positions = unit if positions else None
         first = self.in_type + _named(gspace, "vector") if positions else self.in_type
         pointwise = options.get("projection") == "pointwise" and chosen is None
         self.embedding = _embedding(first, hidden, 0 if pointwise else max(2, width), chosen)
@@ -162,7 +165,7 @@ class PointTransformer(CloudNetwork):
         self.blocks = _blocks(types, num_heads, {"encoding": encoding, "relation": relation, **options})
         self.norm = norm_of(hidden, options.get("norm_kind"), eps=options.get("norm_eps", 1e-5))
         width = width if chosen_head.fields is None else check_int("fields", chosen_head.fields)
-        to_poses = _to_poses(hidden, width, group)
+        to_poses = ToPoses(frames(hidden, group=group), hidden.size, width, group.order, bias=width)
         self.num_outputs: int | None = None
         if isinstance(out_type, int):
             self.num_outputs = check_int("out_type", out_type)
@@ -227,7 +230,7 @@ def _hidden_type(in_type: FieldType, fields: int | Mapping[str, int] | FieldType
         return field_type_of("fields", fields, gspace)
     if samples is not None:
         raise TypeError(f"fields: got {fields!r}, needed a FieldType: {gspace.name} has no regular fields")
-    return FieldType(gspace, check_int("fields", fields) * [gspace.regular_repr])
+    return regular_type(gspace, check_int("fields", fields))
 
 
 def _embedding(in_type: FieldType, hidden: FieldType, scalars: int, samples: Samples | None) -> EquivariantModule:
@@ -263,12 +266,6 @@ class _Head:
         return head
 
 
-def _check_pooling(pool: Pool | None, readout: Readout) -> None:
-    if pool is not None:
-        check_option("pool", pool, ("mean", "sum", "max"))
-    check_option("readout", readout, ("clouds", "points"))
-
-
 def _check_equivariant(pool: Pool | None, head: _Head) -> None:
     """Check that no option is for invariants only."""
     if head.poses == "spectrum":
@@ -290,15 +287,6 @@ def _options(attention: Mapping[str, Any] | None) -> dict[str, Any]:
             own = ", an argument of the network itself" if name in _EXPLICIT else ""
             raise TypeError(f"attention: got {name!r}{own}, needed some of {', '.join(known)}")
     return options
-
-
-def _length(options: Mapping[str, Any]) -> float:
-    """The unit of length of the attention."""
-    return float(options.get("length_scale") or options.get("radius") or 1.0)
-
-
-def _to_poses(field_type: FieldType, fields: int, group: Fibers) -> ToPoses:
-    return ToPoses(frames(field_type, group=group), field_type.size, fields, group.order, bias=fields)
 
 
 def _from_poses(fields: int, field_type: FieldType, group: Fibers) -> FromPoses:

@@ -94,7 +94,8 @@ def _warn(kind: str, network: GSANet, exact: Sequence[bool], odd: Sequence[int])
             "of the identity only"
         )
     # A disc of 3 positions is a square.
-    if (_kernel_size(network) or 0) > 3 and not fibers(network.gspace).preserves_square:
+    lifting = next(m for m in network.modules() if isinstance(m, SelfAttention))
+    if (lifting.window.kernel_size or 0) > 3 and not fibers(network.gspace).preserves_square:
         reasons.append("its windows are squares, which the group does not map onto themselves: here they are discs")
     if odd:
         sizes = ", ".join(map(str, odd))
@@ -106,11 +107,6 @@ def _warn(kind: str, network: GSANet, exact: Sequence[bool], odd: Sequence[int])
             UserWarning,
             stacklevel=5,
         )
-
-
-def _kernel_size(network: GSANet) -> int | None:
-    lifting = next(m for m in network.modules() if isinstance(m, SelfAttention))
-    return lifting.window.kernel_size
 
 
 def _odd_poolings(key: tuple[Any, ...], crops: Sequence[int], size: int | None) -> list[int]:
@@ -226,8 +222,8 @@ def _network(
 def _load_network(
     checkpoint: Checkpoint, network: GSANet, outline: Sequence[_Stage], tables: Sequence[np.ndarray]
 ) -> None:
-    lifting = _modules_by_kind(network.stages["lifting"], GroupSelfAttention)
-    _load_attention(checkpoint, LIFTING, lifting[0].plain, len(lifting[0].in_type), None)
+    lifting = next(m for m in network.stages["lifting"].modules() if isinstance(m, GroupSelfAttention))
+    _load_attention(checkpoint, LIFTING, lifting.plain, len(lifting.in_type), None)
     load_norm(checkpoint, "lifting_normalization.layer_norm", _children(network.stages["lifting"])[-2])
     numbers = iter(tables)
     for number, stage in enumerate(outline, start=1):
@@ -235,8 +231,7 @@ def _load_network(
             modules = _children(network.stages[f"attention_{number}_{i + 1}"])
             _load_block(checkpoint, f"transformer.{published}", modules[0], next(numbers))
             if len(modules) > 1:
-                norm = f"transformer.{published + 1}.layer_norm"
-                load_norm(checkpoint, norm, modules[1])
+                load_norm(checkpoint, f"transformer.{published + 1}.layer_norm", modules[1])
     classes = network.stages["classes"]
     assert isinstance(classes, PoseLinear)
     name = f"{_classes(checkpoint)}.weight"
@@ -246,10 +241,6 @@ def _load_network(
 
 def _children(module: torch.nn.Module) -> list[Any]:
     return list(module.children())
-
-
-def _modules_by_kind(module: torch.nn.Module, kind: type[Any]) -> list[Any]:
-    return [m for m in module.modules() if isinstance(m, kind)]
 
 
 def _load_block(checkpoint: Checkpoint, name: str, block: EquivariantModule, table: np.ndarray) -> None:
