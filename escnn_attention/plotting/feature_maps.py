@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -86,8 +85,7 @@ def stage_runner(
             raise TypeError(f"stages: got {type(stage).__name__} for {name!r}, needed a function")
 
     def run_stages(image: GeometricTensor) -> Maps:
-        with ExitStack() as stack:
-            stack.enter_context(evaluating(*functions.values()))
+        with evaluating(*functions.values()):
             return {name: _maps_of_poses(name, stage(image)) for name, stage in functions.items()}
 
     return run_stages, x, list(functions)
