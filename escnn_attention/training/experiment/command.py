@@ -253,7 +253,10 @@ class ExperimentCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         checkpoint = self.config[self.subcommand].get("ckpt_path")
-        with _built(), self._within(checkpoint):
+        limits: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self.foreign is not None and checkpoint is not None:  # what is not trusted is no larger than its weights
+            limits = within(self._plain["model"]["network"], Path(checkpoint).stat().st_size, self.tensors)
+        with _built(), limits:
             super().instantiate_classes()
         if isinstance(self.model, Classifier):
             check_images(self.model.network, self.model.num_classes, self.datamodule, "model.network: it")
@@ -265,12 +268,6 @@ class ExperimentCLI(LightningCLI):
         if checkpoint is not None:
             path = Path(checkpoint)
             load_weights(self.model, read_checkpoint(path)["state_dict"], self._told_apart(path))
-
-    def _within(self, checkpoint: str | None) -> contextlib.AbstractContextManager[None]:
-        """Bounds on the size of a network from a configuration that is not trusted, by that of its weights."""
-        if self.foreign is None or checkpoint is None:
-            return contextlib.nullcontext()
-        return within(self._plain["model"]["network"], Path(checkpoint).stat().st_size, self.tensors)
 
     def _told_apart(self, path: Path) -> str:
         return f"--ckpt_path: {path}" if self.checkpoint_is_given else str(path)
