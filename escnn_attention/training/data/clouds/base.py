@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.spatial import transform
 from torch import Tensor
 
 from escnn_attention.training.data.base import (
@@ -137,7 +138,7 @@ def move(clouds: Clouds, rotations: Tensor, translations: Tensor, target_order: 
 def random_motions(
     count: int, dim: int, rotate: Rotation, translate: float, reflect: bool, generator: np.random.Generator
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Rotations (``count``, d, d), and normal translations with the standard deviation ``translate`` along each axis.
+    """Rotation (``count``, d, d), and normal translations with the standard deviation ``translate`` along each axis.
 
     With ``reflect`` half of the rotations, at random, mirror along the first axis before.
     """
@@ -157,14 +158,7 @@ def random_rotations(count: int, dim: int, rotate: Rotation, generator: np.rando
         return np.broadcast_to(np.eye(dim), (count, dim, dim)).copy()
     if dim == 3 and rotate != "z":
         # A unit quaternion that is uniform on the sphere is a rotation that is uniform by Haar's measure.
-        normal = generator.standard_normal((count, 4))
-        w, x, y, z = (normal / np.linalg.norm(normal, axis=1, keepdims=True)).T
-        rows = [
-            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-        ]
-        return np.moveaxis(np.array(rows), 2, 0).copy()
+        return transform.Rotation.from_quat(generator.standard_normal((count, 4))[:, [1, 2, 3, 0]]).as_matrix()
     angles = generator.uniform(0, 2 * np.pi, count)
     cos, sin = np.cos(angles), np.sin(angles)
     rotations = np.broadcast_to(np.eye(dim), (count, dim, dim)).copy()
