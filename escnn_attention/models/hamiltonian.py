@@ -17,8 +17,8 @@ from escnn_attention.plain.point_attention import PointAttention
 
 Integrator = Literal["rk4", "leapfrog"]
 
-Derivative = Callable[[Tensor], Tensor]
-State = tuple[Tensor, Tensor]
+Derivative = Callable[[Any], Any]
+State = tuple[Any, Any]
 
 
 def _refuse(*_: Any) -> NoReturn:
@@ -190,8 +190,8 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
         return f"scale={self.scale}, mass={self.mass}, integrator={self.integrator!r}"
 
 
-def rk4_step(velocity: Derivative, force: Derivative, positions: Tensor, momenta: Tensor, step: float) -> State:
-    """One step of the 3/8-rule."""
+def rk4_step(velocity: Derivative, force: Derivative, positions: Any, momenta: Any, step: float) -> State:
+    """One step of the 3/8-rule, of tensors or arrays."""
 
     def slope(state: State) -> State:
         return velocity(state[1]), force(state[0])

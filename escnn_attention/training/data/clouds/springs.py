@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from escnn_attention.models.hamiltonian import rk4_step
 from escnn_attention.training.data.base import integers, one_of
 from escnn_attention.training.data.clouds.base import CloudsInMemory, GeneratedClouds, as_clouds, move_trajectories
 from escnn_attention.training.errors import UserError
@@ -102,24 +103,19 @@ def _exact(systems: Systems, times: Array) -> tuple[Array, Array]:
 
 
 def _rk4(systems: Systems, times: Array) -> tuple[Array, Array]:
-    state = np.stack([systems.positions, systems.momenta])
     masses, stiffness = systems.masses[..., None], systems.stiffness[..., None]
     total = stiffness.sum(axis=-2, keepdims=True)
 
-    def slope(state: Array) -> Array:
-        # dq/dt and dp/dt = −∇V: −2 k_i Σ_j k_j (q_i − q_j), of all pairs at the cost of the bodies
-        positions, momenta = state
-        mean = (stiffness * positions).sum(axis=-2, keepdims=True)
-        return np.stack([momenta / masses, -2 * stiffness * (total * positions - mean)])
+    def velocity(momenta: Array) -> Array:
+        return momenta / masses
 
-    frames = [state]
+    def force(positions: Array) -> Array:
+        # −∇V: −2 k_i Σ_j k_j (q_i − q_j), of all pairs at the cost of the bodies
+        return -2 * stiffness * (total * positions - (stiffness * positions).sum(axis=-2, keepdims=True))
+
+    frames = [(systems.positions, systems.momenta)]
     for step in np.diff(times):
-        one = slope(state)
-        two = slope(state + step / 3 * one)
-        three = slope(state + step * (two - one / 3))
-        four = slope(state + step * (one - two + three))
-        state = state + step / 8 * (one + 3 * two + 3 * three + four)
-        frames.append(state)
+        frames.append(rk4_step(velocity, force, *frames[-1], step))
     positions, momenta = np.stack(frames, axis=2)
     return positions, momenta
 
