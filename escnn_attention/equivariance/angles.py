@@ -365,17 +365,9 @@ def rotate_images(images: Tensor, degrees: float, *, background: float = 0.0) ->
     rest = degrees - 90 * quarters
     if abs(rest) < 1e-9 or not images.numel():
         return rotated
-    c, s = math.cos(math.radians(rest)), math.sin(math.radians(rest))
-    matrix = np.array([[c, s], [-s, c]])  # from (row, column) after the rotation to (row, column) before it
-    centre = np.full(2, (images.shape[-1] - 1) / 2)
-    flat = rotated.detach().cpu().double().reshape(-1, *images.shape[-2:]).numpy()
-    found = [
-        ndimage.affine_transform(
-            image, matrix, centre - matrix @ centre, order=3, mode="grid-constant", cval=background
-        )
-        for image in flat
-    ]
-    return torch.from_numpy(np.stack(found)).reshape(images.shape).to(images.device, images.dtype)
+    exact = rotated.detach().cpu().double().numpy()
+    found = ndimage.rotate(exact, rest, (-2, -1), reshape=False, mode="grid-constant", cval=background)
+    return torch.from_numpy(found).to(images.device, images.dtype)
 
 
 def grid_coordinates(size: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
