@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -150,8 +151,9 @@ def find_attention(model: torch.nn.Module, layer: str | torch.nn.Module | None =
         without = sorted({type(m).__name__ for m in inside.modules() if _attends(m)})
         why = f"; of {', '.join(without)} there are no attention maps" if without else ""
         if there:
-            got = repr(layer) if isinstance(layer, str) else f"a {type(layer).__name__}"
-            raise ValueError(f"layer: got {got}, needed an attention layer of the model: {_listed(there)}{why}")
+            raise ValueError(
+                f"layer: got {_shown(layer)}, needed an attention layer of the model: {_listed(there)}{why}"
+            )
         raise ValueError(
             f"model: the {type(model).__name__} has no attention layer (GroupSelfAttention or LiftingSelfAttention)"
             f"{why}"
@@ -187,8 +189,7 @@ def find_layers(
         inside = set(find_layer(model, layer).modules())
         chosen = {name: module for name, module in there.items() if module in inside}
         if not chosen:
-            got = repr(layer) if isinstance(layer, str) else f"a {type(layer).__name__}"
-            raise ValueError(f"{argument}: got {got}, needed {needed}: {_listed(there)}")
+            raise ValueError(f"{argument}: got {_shown(layer)}, needed {needed}: {_listed(there)}")
         found |= chosen
     if not found:
         raise ValueError(f"{argument}: got none, needed at least one")
@@ -268,27 +269,21 @@ def watch(
     """
     caught: dict[str, Any] = {}
 
-    def entering(name: str) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            if name in caught:
-                return
-            if inputs == "all":
-                caught[name] = tuple(map(_copy, arguments)), {key: _copy(value) for key, value in named.items()}
-            else:
-                caught[name] = _copy(next(iter((*arguments, *named.values())), None))
+    def entering(name: str, _: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if name in caught:
+            return
+        if inputs == "all":
+            caught[name] = tuple(map(_copy, arguments)), {key: _copy(value) for key, value in named.items()}
+        else:
+            caught[name] = _copy(next(iter((*arguments, *named.values())), None))
 
-        return hook
-
-    def leaving(name: str) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, arguments: tuple[Any, ...], result: object) -> None:
-            caught.setdefault(name, _copy(result))
-
-        return hook
+    def leaving(name: str, _: torch.nn.Module, arguments: tuple[Any, ...], result: object) -> None:
+        caught.setdefault(name, _copy(result))
 
     handles = [
-        module.register_forward_pre_hook(entering(name), with_kwargs=True)
+        module.register_forward_pre_hook(partial(entering, name), with_kwargs=True)
         if inputs
-        else module.register_forward_hook(leaving(name))
+        else module.register_forward_hook(partial(leaving, name))
         for name, module in modules.items()
     ]
     try:
@@ -309,6 +304,10 @@ def _copy(value: object) -> object:
 def _check_model(model: object) -> None:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: got {type(model).__name__}, needed a torch.nn.Module")
+
+
+def _shown(layer: object) -> str:
+    return repr(layer) if isinstance(layer, str) else f"a {type(layer).__name__}"
 
 
 def _listed(names: Any) -> str:
