@@ -14,6 +14,7 @@ import torch
 from escnn.group import Group, GroupElement
 from escnn.gspaces import GSpace
 from escnn.nn import FieldType, GeometricTensor
+from scipy.spatial.transform import Rotation
 from torch import Tensor
 
 from escnn_attention.equivariance.angles import DISC, check_angles, rotate_images, rotation_angles
@@ -65,17 +66,14 @@ def _in_space(matrix: npt.NDArray[np.floating[Any]]) -> str:
     """A rotation by its angle about an axis, what inverts by the rotation that is left without the inversion."""
     inverted = np.linalg.det(matrix) < 0
     rotation = -matrix if inverted else matrix
-    cosine = float(np.clip((np.trace(rotation) - 1) / 2, -1, 1))
-    degrees = round(math.degrees(math.acos(cosine)), 1)
+    vector = Rotation.from_matrix(rotation).as_rotvec(degrees=True)
+    degrees = round(float(np.linalg.norm(vector)), 1)
     if degrees == 0:
         return "inversion" if inverted else "0°"
-    # The symmetric part has the axis without a sign, the skew part the sign, but of rotations by 180°.
-    line = rotation + rotation.T - 2 * cosine * np.eye(3)
-    axis = line[:, int(np.abs(np.diag(line)).round(6).argmax())]
-    axis = axis / np.abs(axis).max()
-    skew = np.array([rotation[2, 1] - rotation[1, 2], rotation[0, 2] - rotation[2, 0], rotation[1, 0] - rotation[0, 1]])
-    axis = axis * (np.sign(axis @ skew) if degrees < 180 else np.sign(axis[np.abs(axis).round(6).argmax()]))
-    if degrees < 180 and axis.round(6).sum() < 0:
+    axis = vector / np.abs(vector).max()
+    if degrees == 180:  # about the axis in either direction
+        axis = axis * np.sign(axis[np.abs(axis).round(6).argmax()])
+    elif axis.round(6).sum() < 0:
         axis, degrees = -axis, round(360 - degrees, 1)
     numbers = [f"{a:.2f}".rstrip("0").rstrip(".") for a in np.where(np.abs(axis) < 5e-3, 0.0, axis)]
     lone = np.flatnonzero(np.abs(axis) > 1e-6)
@@ -91,10 +89,11 @@ def as_drawn(values: Tensor) -> Tensor:
 
 
 def transformed(x: GeometricTensor, element: GroupElement) -> GeometricTensor:
-    """``x.transform(element)`` in any precision: escnn goes through NumPy."""
-    precise = x.tensor if x.tensor.dtype == torch.float64 else x.tensor.float()
-    found = GeometricTensor(precise, x.type).transform(element)
-    return GeometricTensor(found.tensor.to(x.tensor), x.type)
+    """``x.transform(element)`` in any precision, without a graph: escnn goes through NumPy."""
+    precise = x.tensor.detach() if x.tensor.dtype == torch.float64 else x.tensor.detach().float()
+    coords = None if x.coords is None else x.coords.detach().double()
+    found = GeometricTensor(precise, x.type, coords).transform(element)
+    return GeometricTensor(found.tensor.to(x.tensor), x.type, None if coords is None else found.coords.to(x.coords))
 
 
 def is_regular_map(value: object) -> bool:

@@ -20,7 +20,7 @@ from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
 from escnn_attention.plotting._cloud_drawing import CloudStyle, Row, draw_clouds
 from escnn_attention.plotting._drawing import figure_class
-from escnn_attention.plotting._elements import check_element, check_index, check_some, name_element
+from escnn_attention.plotting._elements import check_element, check_index, check_some, name_element, transformed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -116,7 +116,7 @@ def plot_cloud_attention(
     clouds, found = [], []
     with evaluating(model):
         for element in columns:
-            cloud = transformed_cloud(x, element)
+            cloud = transformed(x, element)
             clouds.append(cloud.coords.detach().double().cpu().numpy())
             calls = calls_of_layers(model, cloud, edge_index, chosen)
             moved = {name: [tables[name].moved(element, pose) for pose in queried[name]] for name in chosen}
@@ -214,14 +214,6 @@ class LayerPoses:
         """The index of the sample with a matrix, or -1."""
         distances = np.abs(self.action - matrix).max(axis=(1, 2))
         return int(distances.argmin()) if distances.min() < self._near else -1
-
-
-def transformed_cloud(x: GeometricTensor, element: GroupElement) -> GeometricTensor:
-    """``x.transform(element)`` in any precision: escnn goes through NumPy."""
-    precise = x.tensor.detach() if x.tensor.dtype == torch.float64 else x.tensor.detach().float()
-    fields = GeometricTensor(precise, x.type, x.coords.detach().double()).transform_fibers(element)
-    matrix = torch.as_tensor(x.type.gspace.basespace_action(element), dtype=torch.float64, device=x.coords.device)
-    return GeometricTensor(fields.tensor.to(x.tensor), x.type, (x.coords.detach().double() @ matrix.T).to(x.coords))
 
 
 def calls_of_layers(
