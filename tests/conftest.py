@@ -84,6 +84,9 @@ def interpreted_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
     if not launch.interpreted():
         pytest.skip("kernels are compiled")
+    from tests.functional.interpreter import hasten
+
+    hasten()
     monkeypatch.setattr(launch, "DEVICES", {"cpu"})
 
 

@@ -374,7 +374,7 @@ CASES = {
         arguments={"condition": CONDITION},
     ),
     "GSANet": Case(
-        lambda: models.GSANet(D4, 2, 3, channels=6, blocks=(1, 1), pool=(True, False), num_heads=2, kernel_size=3)
+        lambda: models.GSANet(C4, 2, 3, channels=6, blocks=(1, 1), pool=(True, False), num_heads=2, kernel_size=3)
     ),
     "GroupCNN": Case(lambda: models.GroupCNN(C4, 2, 3, width=2, attention="full", ratio=1), shape=(2, 28, 28)),
     "GroupDenseNet": Case(lambda: models.GroupDenseNet(C4, 2, 3, width=2, blocks=2), shape=(2, 32, 32)),

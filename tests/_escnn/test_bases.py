@@ -54,6 +54,7 @@ def test_exact_in_float64(space, kernel_size, training):
     torch.testing.assert_close(made(made.in_type(x.tensor.double())).tensor.float(), single, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_transposed_and_linear_maps_are_exact():
     assert error_of(convolution_on(gspaces.rot2dOnR2(4), transposed=True).double()) < 1e-13
     space = gspaces.no_base_space(gspaces.flipRot2dOnR2(5).fibergroup)

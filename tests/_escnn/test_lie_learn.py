@@ -146,6 +146,7 @@ print("works")
 @pytest.mark.parametrize(
     ("state", "first"), [(MISSING, ESCNN_FIRST), (BROKEN, "")], ids=["missing, escnn first", "broken, plugin first"]
 )
+@pytest.mark.slow
 def test_escnn_is_imported_without_lie_learn(state, first, fresh_python, tmp_path):
     done = fresh_python.run("\n".join([state, first, WORKS]), tmp_path)
     assert done.status == 0, done.errors

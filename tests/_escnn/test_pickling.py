@@ -187,6 +187,7 @@ for network, types, tensor, expected in torch.load(sys.argv[1], weights_only=Fal
 """
 
 
+@pytest.mark.slow
 def test_networks_are_loaded_by_another_process(networks, run_python, tmp_path):
     saved = []
     with torch.no_grad():

@@ -381,6 +381,7 @@ def test_torchscript_is_refused(name):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_traces_before_and_after_a_call():
     plain, x = plain_and_input(CASES["GroupSelfAttention"])
     for _ in range(2):

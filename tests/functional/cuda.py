@@ -44,6 +44,9 @@ def choose_as_on_cuda(patches, run=True):
     pytest.importorskip("triton")
     from triton.runtime.interpreter import InterpretedFunction
 
+    from tests.functional.interpreter import hasten
+
+    hasten()
     if not launch.interpreted():
         pytest.skip("kernels are compiled")
     found = dense.why_no_kernel

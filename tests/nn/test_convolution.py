@@ -79,6 +79,7 @@ def _sides(convolution, h):
 @pytest.mark.parametrize("projection", ["group", "pointwise"])
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("name", PLANE_GROUPS)
+@pytest.mark.slow
 def test_agrees_away_from_the_border(name, width, projection):
     convolution = convolution_on(PLANE[name](), width)
     layer = attention_from_convolution(convolution, projection=projection)
@@ -117,6 +118,7 @@ def test_agrees_in_space(name):
         pytest.param(3, "orbits", 4, marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.slow
 def test_agrees_for_the_octahedral_group(width, heads, number):
     convolution = convolution_on(VOLUME["octahedral"](), width, fields=(1, 1))
     layer = attention_from_convolution(convolution, heads=heads)

@@ -65,6 +65,7 @@ def test_the_basis_has_the_rank_of_all_equivariant_kernels(name, size):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("name", ["trivial 3D", "mirror", "C4 3D"])
+@pytest.mark.slow
 def test_the_basis_is_complete_in_space(name, size):
     gspace = spaces.VOLUME[name]()
     order = fibers(gspace).order

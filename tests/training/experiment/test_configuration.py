@@ -22,6 +22,7 @@ from escnn_attention.training.modules.classifier import Classifier
 from tests.training.experiment.runs import ROOT, SHORT, call, rows, weights
 
 
+@pytest.mark.slow
 def test_another_training_is_refused_and_nothing_is_lost(configuration, fitted, tmp_path):
     folder = tmp_path / "run"
     fitted(configuration(), folder)

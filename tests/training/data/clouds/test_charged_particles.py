@@ -98,6 +98,7 @@ def test_the_trajectories_are_those_of_the_equations_of_motion():
     assert errors[1] / errors[2] == pytest.approx(2, abs=0.3)
 
 
+@pytest.mark.slow
 def test_moving_on_has_the_published_error():
     """The best multiple of the velocity misses by 0.08: "Linear" in the tables of EGNN, 0.0819."""
     q, v = simulate(systems(500, seed=1), [3_100, 4_100])
