@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from escnn_attention.training.modules.classifier import Classifier, SegmentationModule
 from escnn_attention.training.modules.fields import FieldModule
@@ -10,16 +10,6 @@ from escnn_attention.training.modules.points import PointClassifier, PointDynami
 from escnn_attention.training.modules.scheduled import Scheduled
 
 __all__ = ["TASKS", "Task"]
-
-Task = Literal[
-    "classification",
-    "segmentation",
-    "fields",
-    "point-classification",
-    "point-regression",
-    "point-dynamics",
-    "point-forecast",
-]
 
 TASKS: dict[str, type[Scheduled]] = {
     "classification": Classifier,
@@ -31,3 +21,5 @@ TASKS: dict[str, type[Scheduled]] = {
     "point-forecast": PointForecast,
 }
 """The Lightning module of each task."""
+
+Task: Any = Literal[tuple(TASKS)]
