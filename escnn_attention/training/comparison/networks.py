@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -88,15 +89,14 @@ def _sizes(name: str, group: str, size: int, num_classes: int, parameters: int) 
         return count_parameters(build_described(describe(width, features)))
 
     with torch.random.fork_rng(devices=[]):
-        low, high = 1, 2
+        high = 2
         while size_of(high, high) <= parameters:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if size_of(middle, middle) <= parameters else (low, middle)
-        least = size_of(low, low)
-        each = size_of(low, low + 1) - least  # the count is affine in the number of features
-    return low, low + max(0, round((parameters - least) / each))
+            high *= 2
+        too_wide = bisect_right(range(high), parameters, high // 2, key=lambda width: size_of(width, width))
+        width = max(1, too_wide - 1)
+        least = size_of(width, width)
+        each = size_of(width, width + 1) - least  # the count is affine in the number of features
+    return width, width + max(0, round((parameters - least) / each))
 
 
 def _outline(name: str, group: str, size: int, num_classes: int) -> Callable[[int, int], dict[str, Any]]:
