@@ -12,7 +12,7 @@ from escnn_attention._checks import check_int, check_length, check_option
 from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional.autograd import is_transformed
 from escnn_attention.models.pretrained import PretrainedMixin
-from escnn_attention.plain.cloud_pooling import count_clouds, pool_clouds
+from escnn_attention.plain.cloud_pooling import count_clouds, offsets_from_mean, pool_clouds
 from escnn_attention.plain.point_attention import PointAttention
 
 Integrator = Literal["rk4", "leapfrog"]
@@ -97,8 +97,7 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
         """The potential energy V ``(B,)`` of each cloud, of positions ``(N, d)`` and features ``(N, C)``."""
         self._check(positions, features)
         num_clouds = count_clouds(batch, positions)
-        means = pool_clouds(positions, batch, num_clouds, "mean")
-        value: Tensor = self.potential(features, positions - (means if batch is None else means[batch]), batch=batch)
+        value: Tensor = self.potential(features, offsets_from_mean(positions, batch, num_clouds), batch=batch)
         if value.shape != (num_clouds, 1):
             raise ValueError(f"potential: got an output {tuple(value.shape)}, needed ({num_clouds}, 1)")
         return self.scale * value.squeeze(1)

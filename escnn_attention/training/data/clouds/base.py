@@ -12,6 +12,7 @@ import torch
 from scipy.spatial import transform
 from torch import Tensor
 
+from escnn_attention.plain.cloud_pooling import pool_clouds
 from escnn_attention.training.data.base import (
     PARTS,
     Batches,
@@ -80,7 +81,7 @@ class CloudsInMemory:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def take(self, indices: Sequence[int]) -> Clouds:
+    def take(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> Clouds:
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         sizes = self.sizes[chosen]
         batch = torch.repeat_interleave(torch.arange(len(chosen)), sizes)
@@ -106,8 +107,7 @@ def moved_points(clouds: Clouds, rotations: Tensor, translations: Tensor) -> tup
     The motion is x ↦ R(x − c) + c + t, with c the mean of the points, R (B, d, d) and t (B, d).
     """
     coords = clouds.coords.double()
-    centres = torch.zeros_like(translations).index_add(0, clouds.batch, coords)
-    centres /= clouds.batch.bincount(minlength=len(centres))[:, None]
+    centres = pool_clouds(coords, clouds.batch, len(translations), "mean")
     rotated_coords = rotated(coords - centres[clouds.batch], rotations[clouds.batch], 1)
     return rotated_coords + (centres + translations)[clouds.batch], centres
 

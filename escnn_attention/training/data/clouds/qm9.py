@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from escnn_attention.plain.cloud_pooling import offsets_from_mean
 from escnn_attention.training.data.base import PublishedData, Source
 from escnn_attention.training.data.clouds.base import CloudsInMemory, PointClouds, move
 from escnn_attention.training.data.clouds.orientation import in_frame_of_positions
@@ -393,18 +394,13 @@ class QM9(PublishedData, PointClouds):
     def _source(
         self, molecules: Molecules, chosen: npt.NDArray[np.int64], values: npt.NDArray[np.float64]
     ) -> CloudsInMemory:
-        sizes = molecules.sizes[chosen]
-        starts = (np.cumsum(molecules.sizes) - molecules.sizes)[chosen]
-        owners = np.repeat(np.arange(len(chosen)), sizes)
-        atoms = np.arange(len(owners)) + (starts - (np.cumsum(sizes) - sizes))[owners]
-        coords = molecules.positions[atoms]
-        sums = np.stack([np.bincount(owners, coords[:, axis], len(chosen)) for axis in range(3)], axis=1)
-        coords = coords - (sums / sizes[:, None])[owners]
+        sizes, kinds = torch.from_numpy(molecules.sizes), torch.from_numpy(_KIND[molecules.charges].astype(np.uint8))
+        found = CloudsInMemory(sizes, torch.from_numpy(molecules.positions), kinds, sizes).take(chosen)
         mean, std = self._exact
         return CloudsInMemory(
-            torch.from_numpy(sizes),
-            torch.from_numpy(coords).float(),
-            torch.from_numpy(_KIND[molecules.charges[atoms]].astype(np.uint8)),
+            found.targets,
+            offsets_from_mean(found.coords, found.batch, len(chosen)).float(),
+            found.features,
             ((torch.from_numpy(values) - mean) / std).float(),
             table=atom_features(),
         )
