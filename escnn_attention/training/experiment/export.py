@@ -150,14 +150,10 @@ class _ImagesInFile(torch.nn.Module):
 
     def __init__(self, run: Run):
         super().__init__()
-        self._run = (run,)  # not as a module, whose precision would be changed
-
-    def __deepcopy__(self, _: dict[int, Any]) -> _ImagesInFile:
-        return _ImagesInFile(*self._run)
+        self._run = lambda images: run(images)  # no module, which would be copied and change its precision
 
     def forward(self, images: Tensor) -> Tensor:
-        (run,) = self._run
-        return run(images.float().contiguous()).to(images.dtype)
+        return self._run(images.float().contiguous()).to(images.dtype)
 
 
 class _CloudsInFile(EquivariantModule):
@@ -165,23 +161,17 @@ class _CloudsInFile(EquivariantModule):
 
     def __init__(self, run: Run, network: CloudNetwork, others: list[Tensor]):
         super().__init__()
-        self._arguments = (run, network, others)
+        self._run, self._others = lambda *inputs: run(*inputs), others
         self.in_type = network.in_type
         numbers = getattr(network, "num_outputs", None)
         scalars = None if numbers is None else FieldType(network.gspace, numbers * [network.gspace.trivial_repr])
         self.out_type: FieldType = cast(Any, network).out_type if scalars is None else scalars
-        tensors = getattr(network.head, "tensors", None)
-        self._numbers_of = (
-            SymmetricTensors(network.gspace.dimensionality).from_matrices if tensors is not None else None
-        )
-
-    def __deepcopy__(self, _: dict[int, Any]) -> _CloudsInFile:
-        return _CloudsInFile(*self._arguments)
+        gives_matrices = getattr(network.head, "tensors", None) is not None
+        self._numbers_of = SymmetricTensors(network.gspace.dimensionality).from_matrices if gives_matrices else None
 
     def forward(self, x: GeometricTensor) -> GeometricTensor:
-        run, _, others = self._arguments
-        y = run(x.tensor.float().contiguous(), x.coords.float().contiguous(), *others).to(x.tensor.dtype)
-        batch = others[0]
+        y = self._run(x.tensor.float().contiguous(), x.coords.float().contiguous(), *self._others).to(x.tensor.dtype)
+        batch = self._others[0]
         coords = x.coords if len(y) == len(batch) else pool_clouds(x.coords, batch, len(y), "mean")
         return GeometricTensor(y if self._numbers_of is None else self._numbers_of(y), self.out_type, coords)
 
