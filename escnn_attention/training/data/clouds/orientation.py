@@ -29,7 +29,7 @@ _FRAMES = np.array(
 _ROTATIONS = np.einsum("fai,fbj->abfij", _FRAMES, _FRAMES)[(..., *_TRIANGLE)]  # (3, 3, 24, 6)
 
 _RADII = np.array([0, 0.31, 0, 0, 0, 0, 0.76, 0.71, 0.66, 0.57])  # covalent, ångström, by charge
-_KINDS = {(1, 0): 0, (6, 2): 1, (6, 3): 2, (6, 4): 3, (7, 1): 4, (7, 2): 5, (7, 3): 6, (8, 1): 7, (8, 2): 8, (9, 0): 9}
+_BONDS = {1: (0, 0), 6: (2, 4), 7: (1, 3), 8: (1, 2), 9: (0, 0)}  # least and most that are told apart, by charge
 _NUM_KINDS = 10
 _CENTRES = np.array([1.05, 1.25, 1.42, 1.6, 2.2, 2.6, 3.2, 4.2])
 _WIDTHS = np.array([0.12, 0.12, 0.12, 0.15, 0.3, 0.35, 0.5, 0.7])
@@ -212,8 +212,9 @@ def _kinds(charges: Integers, positions: Array) -> Integers:
     apart = np.linalg.norm(positions[:, :, None] - positions[:, None], axis=3)
     bonds = ((apart < 1.3 * (radii[:, :, None] + radii[:, None])) & (apart > 0)).sum(axis=2)
     kinds = np.empty_like(charges, dtype=np.int64)
-    for element, least, most in ((1, 0, 0), (6, 2, 4), (7, 1, 3), (8, 1, 2), (9, 0, 0)):
+    first = 0
+    for element, (least, most) in _BONDS.items():
         of_element = charges == element
-        number = bonds[of_element].clip(least, most)
-        kinds[of_element] = np.array([_KINDS[element, n] for n in range(least, most + 1)])[number - least]
+        kinds[of_element] = first + bonds[of_element].clip(least, most) - least
+        first += 1 + most - least
     return kinds
