@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,14 +44,7 @@ class _Named:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _rotations() -> GSpace:
-    return gspaces.rot2dOnR2(4)
-
-
-def _rotations_and_flips() -> GSpace:
-    return gspaces.flipRot2dOnR2(4)
-
-
+_P4, _P4M = partial(gspaces.rot2dOnR2, 4), partial(gspaces.flipRot2dOnR2, 4)
 _MOLECULES = {
     "in_type": 15,
     "out_type": 1,
@@ -91,21 +85,21 @@ _OCTIC_SMALL = {
     "num_heads": 6,
 }
 _WITHOUT_WEIGHTS = {
-    "all-cnn-c-cifar10": _Named(AllCNNC.cifar10, _rotations),
-    "attentive-all-cnn-c-cifar10": _Named(AllCNNC.cifar10, _rotations, {"attention": "features"}),
-    "attentive-dense-net-pcam": _Named(GroupDenseNet.patch_camelyon, _rotations_and_flips, {"attention": "features"}),
-    "attentive-p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations, {"attention": "full"}),
-    "attentive-resnet44-cifar10": _Named(ResNet44.cifar10, _rotations_and_flips, {"attention": "features"}),
-    "dense-net-pcam": _Named(GroupDenseNet.patch_camelyon, _rotations_and_flips),
-    "diffusion-policy": _Named(FieldTransformer.policy, lambda: gspaces.rot2dOnR2(8)),
-    "field-unet-digits": _Named(FieldUNet, lambda: gspaces.rot2dOnR2(8), _CANVAS),
+    "all-cnn-c-cifar10": _Named(AllCNNC.cifar10, _P4),
+    "attentive-all-cnn-c-cifar10": _Named(AllCNNC.cifar10, _P4, {"attention": "features"}),
+    "attentive-dense-net-pcam": _Named(GroupDenseNet.patch_camelyon, _P4M, {"attention": "features"}),
+    "attentive-p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _P4, {"attention": "full"}),
+    "attentive-resnet44-cifar10": _Named(ResNet44.cifar10, _P4M, {"attention": "features"}),
+    "dense-net-pcam": _Named(GroupDenseNet.patch_camelyon, _P4M),
+    "diffusion-policy": _Named(FieldTransformer.policy, partial(gspaces.rot2dOnR2, 8)),
+    "field-unet-digits": _Named(FieldUNet, partial(gspaces.rot2dOnR2, 8), _CANVAS),
     "gsa-net-cifar10": _Named(GSANet.cifar10, gspaces.flip2dOnR2),
-    "gsa-net-pcam": _Named(GSANet.patch_camelyon, _rotations_and_flips),
-    "octic-vit-small-imagenet": _Named(VisionTransformer, _rotations_and_flips, _OCTIC_SMALL),
-    "p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations),
+    "gsa-net-pcam": _Named(GSANet.patch_camelyon, _P4M),
+    "octic-vit-small-imagenet": _Named(VisionTransformer, _P4M, _OCTIC_SMALL),
+    "p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _P4),
     "point-transformer-modelnet40": _Named(PointTransformer, gspaces.octaOnR3, _SOLIDS),
     "point-transformer-qm9": _Named(PointTransformer, gspaces.octaOnR3, _MOLECULES),
-    "resnet44-cifar10": _Named(ResNet44.cifar10, _rotations_and_flips),
+    "resnet44-cifar10": _Named(ResNet44.cifar10, _P4M),
 }
 
 
