@@ -50,11 +50,10 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
             file.write(buffer.getbuffer())
 
 
-def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another folder") -> dict[str, Any]:
+def read_checkpoint(path: Path) -> dict[str, Any]:
     """The content of a checkpoint, on the CPU. Only tensors and plain values are unpickled.
 
-    A file that fails the checksums of its zip format, which PyTorch does not verify, is refused: the :class:`UserError`
-    of a file that is no checkpoint ends with ``way_out``.
+    A file that fails the checksums of its zip format, which PyTorch does not verify, is refused.
     """
     try:
         if path.exists() and not path.is_file():  # a pipe or a device may never end
@@ -71,7 +70,9 @@ def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another 
         raise
     # A damaged file can lead the reader anywhere.
     except Exception as error:
-        raise UserError(f"cannot read the checkpoint {path}: {_reason(error)}. {way_out}") from error
+        raise UserError(
+            f"cannot read the checkpoint {path}: {_reason(error)}. Move it away, or choose another folder"
+        ) from error
     return checkpoint
 
 

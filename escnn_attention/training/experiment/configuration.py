@@ -121,23 +121,21 @@ def with_configuration(arguments: Sequence[str], name: str) -> list[str]:
     command, *options = arguments or [""]
     asked = [option for option in options if option not in ("-h", "--help")]
     known, _ = known_options(asked, "--config", "--folder", "--trust")
-    kept = Path(known.folder) / name if known.folder else None
-    by_itself = any(option.startswith(("-h", "--help", "--print_config", "--model", "--data")) for option in options)
     if command == "fit" or known.config:
         return list(arguments)
-    if kept is None:
-        if command in ("validate", "test", "predict") and not by_itself:
-            raise UserError(f"--folder: got none, needed that of the training to {command}")
-        return list(arguments)
-    if kept.is_file():
+    if known.folder and (kept := Path(known.folder) / name).is_file():
         if not known.trust:
             check_kept(kept)
         return [command, "--config", str(kept), *options]
-    if not by_itself:
+    if any(option.startswith(("-h", "--help", "--print_config", "--model", "--data")) for option in options):
+        return list(arguments)
+    if known.folder:
         raise UserError(
             f"--folder: {known.folder} holds no {name}: run 'escnn-attention fit' with this --folder first, or give"
             " --config"
         )
+    if command in ("validate", "test", "predict"):
+        raise UserError(f"--folder: got none, needed that of the training to {command}")
     return list(arguments)
 
 

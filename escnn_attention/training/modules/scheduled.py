@@ -344,7 +344,7 @@ class Scheduled(pl.LightningModule):
             )
         epoch = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
         drops = tuple(round(milestone * epoch) for milestone in self.milestones)
-        factor = functools.partial(_factor, self.schedule, round(rising), steps, drops=drops, gamma=self.gamma)
+        factor = functools.partial(_factor, self.schedule, round(rising), steps, drops, self.gamma)
         return _stepwise(optimiser, _Factors(optimiser, factor))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -421,9 +421,7 @@ def _stepwise(optimiser: Optimizer, schedule: Any) -> OptimizerLRScheduler:
     return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def _factor(
-    schedule: Schedule, rising: int, steps: int, step: int, *, drops: Sequence[int] = (), gamma: float = 0.1
-) -> float:
+def _factor(schedule: Schedule, rising: int, steps: int, drops: Sequence[int], gamma: float, step: int) -> float:
     """The learning rate of a step, as a part of the highest."""
     if step < rising:
         return step / rising
