@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +32,6 @@ from escnn_attention.plain.invariants import PowerSpectrum as PlainPowerSpectrum
 from escnn_attention.plain.point_network import (
     EquivariantHead,
     InvariantHead,
-    PosePool,
     Readout,
     SymmetricTensors,
 )
@@ -139,7 +137,7 @@ class PointTransformer(CloudNetwork):
         readout: Readout = "clouds",
         head: Mapping[str, Any] | None = None,
     ):
-        chosen_head = _Head.of(head)
+        head = _head_options(head)
         if pool is not None:
             check_option("pool", pool, ("mean", "sum", "max"))
         check_option("readout", readout, ("clouds", "points"))
@@ -164,21 +162,21 @@ class PointTransformer(CloudNetwork):
         types = [self.embedding.out_type] + num_blocks * [hidden]
         self.blocks = _blocks(types, num_heads, {"encoding": encoding, "relation": relation, **options})
         self.norm = norm_of(hidden, options.get("norm_kind"), eps=options.get("norm_eps", 1e-5))
-        width = width if chosen_head.fields is None else check_int("fields", chosen_head.fields)
+        width = width if head["fields"] is None else check_int("fields", head["fields"])
         to_poses = ToPoses(frames(hidden, group=group), hidden.size, width, group.order, bias=width)
         self.num_outputs: int | None = None
         if isinstance(out_type, int):
             self.num_outputs = check_int("out_type", out_type)
             self.out_type = field_type_of("out_type", out_type, gspace)
             invariants: ToPoses | PlainPowerSpectrum = to_poses
-            widths = (1 + chosen_head.layers) * [width] + [self.num_outputs]
-            if chosen_head.poses == "spectrum":
+            widths = (1 + head["layers"]) * [width] + [self.num_outputs]
+            if head["poses"] == "spectrum":
                 spectrum = PowerSpectrum(hidden)
                 invariants, widths[0] = spectrum.plain, spectrum.out_type.size
-            options = {"poses": chosen_head.poses, "batch_norm": chosen_head.batch_norm}
+            options = {"poses": head["poses"], "batch_norm": head["batch_norm"]}
             self.head = InvariantHead(invariants, group.weights, widths, pool=pool, readout=readout, **options)
             return
-        _check_equivariant(pool, chosen_head)
+        _check_equivariant(pool, head)
         tensors = SymmetricTensors(gspace.dimensionality) if out_type == "symmetric tensor" else None
         self.out_type = _named(gspace, out_type)
         self.head = EquivariantHead(to_poses, _from_poses(width, self.out_type, group), pool, tensors)
@@ -246,31 +244,21 @@ def _embedding(in_type: FieldType, hidden: FieldType, scalars: int, samples: Sam
     return IdentityModule(in_type)
 
 
-@dataclass(frozen=True)
-class _Head:
-    """The options of a head: see :class:`PointTransformer`."""
-
-    fields: int | None = None
-    layers: int = 1
-    poses: PosePool = "mean"
-    batch_norm: bool = False
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any] | None) -> _Head:
-        """The options by name, if they are known."""
-        check_options("head", options or {}, tuple(cls.__dataclass_fields__))
-        head = cls(**(options or {}))
-        check_int("layers", head.layers, least=0)
-        check_option("poses", head.poses, ("mean", "max", "spectrum"))
-        check_bool("batch_norm", head.batch_norm)
-        return head
+def _head_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    options = {"fields": None, "layers": 1, "poses": "mean", "batch_norm": False}
+    check_options("head", given or {}, tuple(options))
+    options |= given or {}
+    check_int("layers", options["layers"], least=0)
+    check_option("poses", options["poses"], ("mean", "max", "spectrum"))
+    check_bool("batch_norm", options["batch_norm"])
+    return options
 
 
-def _check_equivariant(pool: Pool | None, head: _Head) -> None:
+def _check_equivariant(pool: Pool | None, head: Mapping[str, Any]) -> None:
     """Check that no option is for invariants only."""
-    if head.poses == "spectrum":
+    if head["poses"] == "spectrum":
         raise ValueError('poses: got "spectrum", which are invariants; leave it at "mean"')
-    if head.batch_norm:
+    if head["batch_norm"]:
         raise ValueError("batch_norm: got True, which is for invariants; leave it at False")
     if pool == "max":
         raise ValueError(
