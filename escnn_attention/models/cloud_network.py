@@ -70,16 +70,8 @@ class CloudNetwork(PretrainedMixin, PointNetwork):
             raise ValueError("coords: got some beside a GeometricTensor, which has its own; leave them out")
         return check_points(input, self.in_type, self)
 
-    def _forward(
-        self,
-        x: GeometricTensor,
-        edge_index: Tensor | None,
-        batch: Tensor | None,
-        mask: Tensor | None,
-        measure: Tensor | None,
-        edge_attr: Tensor | None = None,
-    ) -> Tensor:
-        return PointNetwork.forward(self, x.tensor, x.coords, edge_index, batch, mask, measure, edge_attr)
+    def _forward(self, x: GeometricTensor, *arguments: Tensor | None) -> Tensor:
+        return PointNetwork.forward(self, x.tensor, x.coords, *arguments)
 
     def _check_clouds(self, coords: Tensor, *arguments: Tensor | None) -> None:
         checked(check_cloud, coords, *arguments)

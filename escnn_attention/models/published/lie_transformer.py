@@ -201,10 +201,15 @@ def _load_attention(checkpoint: Checkpoint, name: str, plain: PointAttention, fi
     _load_linear(checkpoint, f"{name}ema.output_linear", plain.project_out.weight, plain.project_out.bias)
 
 
-def _take_layer(checkpoint: Checkpoint, name: str, heads: int, outs: int, ins: int) -> tuple[Tensor, Tensor]:
-    """The weight ``(heads, outs, ins)`` and the bias ``(heads, outs)`` of a linear map for each head."""
-    weight = checkpoint.take(f"{name}.linear.module.weight", heads, ins, outs).transpose(1, 2)
-    return weight, checkpoint.take(f"{name}.linear.module.bias", heads, outs)
+def _take_layers(checkpoint: Checkpoint, name: str, kernel: PairKernel, ins: int) -> list[tuple[Tensor, Tensor]]:
+    """The weights ``(heads, outs, ins)`` and biases ``(heads, outs)`` of the three linear maps of each head."""
+    heads, hidden = kernel.num_heads, kernel.hidden
+    layers = []
+    for number, (outs, width) in enumerate(((hidden, ins), (hidden, hidden), (1, hidden)), start=1):
+        linear = f"{name}.LinNormAct_{number}.linear.module"
+        weight = checkpoint.take(f"{linear}.weight", heads, width, outs).transpose(1, 2)
+        layers.append((weight, checkpoint.take(f"{linear}.bias", heads, outs)))
+    return layers
 
 
 def _coordinates(kernel: PairKernel, group: str) -> int:
@@ -229,10 +234,7 @@ def _load_place(kernel: PairKernel, weight: Tensor, group: str) -> None:
 
 def _load_location(checkpoint: Checkpoint, name: str, kernel: PairKernel, group: str) -> None:
     """Load the network of the location, whose number is added to the product of query and key."""
-    heads, hidden = kernel.num_heads, kernel.hidden
-    first = _take_layer(checkpoint, f"{name}.LinNormAct_1", heads, hidden, _coordinates(kernel, group))
-    second = _take_layer(checkpoint, f"{name}.LinNormAct_2", heads, hidden, hidden)
-    last = _take_layer(checkpoint, f"{name}.LinNormAct_3", heads, 1, hidden)
+    first, second, last = _take_layers(checkpoint, name, kernel, _coordinates(kernel, group))
     _load_place(kernel, first[0], group)
     load_values(kernel.bias, first[1])
     load_values(kernel.within, second[0])
@@ -243,13 +245,9 @@ def _load_location(checkpoint: Checkpoint, name: str, kernel: PairKernel, group:
 
 def _load_both(checkpoint: Checkpoint, name: str, kernel: PairKernel, width: int, group: str) -> None:
     """Load the network of content and location together."""
-    heads, hidden, channels = kernel.num_heads, kernel.hidden, kernel.channels
-    joined = f"{name}{_BOTH}"
-    first = _take_layer(checkpoint, f"{joined}.LinNormAct_1", heads, hidden, width + _coordinates(kernel, group))
-    second = _take_layer(checkpoint, f"{joined}.LinNormAct_2", heads, hidden, hidden)
-    last = _take_layer(checkpoint, f"{joined}.LinNormAct_3", heads, 1, hidden)
+    first, second, last = _take_layers(checkpoint, f"{name}{_BOTH}", kernel, width + _coordinates(kernel, group))
     content, content_bias = take_linear(checkpoint, f"{name}{_CONCAT}.fc_o", width, 2 * width)
-    missing = channels - width
+    heads, missing = kernel.num_heads, kernel.channels - width
     # Contents are a sum of both divided by √2 here.
     of_both = [math.sqrt(2) * F.pad(t, (0, missing, 0, missing)).expand(heads, -1, -1) for t in content.chunk(2, dim=1)]
     load_values(kernel.of_query, of_both[0])
