@@ -107,11 +107,7 @@ def _counter(what: str, most: float, most_elements: float) -> Callable[..., None
 
 
 class _Limited(TorchDispatchMode):
-    """Refuses tensors that are too large before they are made.
-
-    Args:
-        most: the elements of a tensor.
-    """
+    """Refuses tensors of more than ``most`` elements before they are made."""
 
     def __init__(self, most: int):
         super().__init__()

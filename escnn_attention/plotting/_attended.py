@@ -34,21 +34,14 @@ def _attends(module: torch.nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Attended:
-    """The maps of an attentive layer for one image.
+    """The maps of an attentive layer for one image."""
 
-    Attributes:
-        passed: ``(poses, h, w)``; the factor of the features, averaged over the chosen fields. A layer without spatial
-            attention has a single position.
-        channel: ``(fields, poses)``, of the same fields; the factor due to channel attention alone, for AttentiveConv
-            averaged over the input; None without it.
-        strength: ``(poses,)``; the mean absolute value of the layer's output.
-        covered: the fractions of the rows and columns of the image, about its centre, that the maps cover.
-    """
-
+    # (poses, h, w), the factor of the features, averaged over the chosen fields; one position without spatial attention
     passed: Tensor
+    # (fields, poses), of the same fields, that of channel attention alone, for AttentiveConv averaged over the input
     channel: Tensor | None
-    strength: Tensor
-    covered: tuple[float, float]
+    strength: Tensor  # (poses,), the mean absolute value of the layer's output
+    covered: tuple[float, float]  # the fractions of the image's rows and columns, about its centre, that the maps cover
 
 
 def observe(

@@ -75,37 +75,24 @@ class CloudStyle:
 
 @dataclass(frozen=True)
 class Row:
-    """One pose of the query in one layer: the name of layer, head and pose.
+    """One pose of the query in one layer."""
 
-    Of each of the transformed clouds the attention of the query to the points, ``(columns, N)``, and the matrix of its
-    pose, ``(columns, d, d)``; and whether the layer has several ``poses``.
-    """
-
-    name: str
-    weights: npt.NDArray[np.float64]
-    frames: npt.NDArray[np.float64]
-    poses: bool
+    name: str  # of layer, head and pose
+    weights: npt.NDArray[np.float64]  # (columns, N), the attention of the query to the points of transformed clouds
+    frames: npt.NDArray[np.float64]  # (columns, d, d), the matrices of its pose
+    poses: bool  # whether the layer has several
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """The scale that all panels share.
+    """The scale that all panels share."""
 
-    Attributes:
-        cell: the width of a panel, in inches.
-        high: its height, in inches.
-        reach: from its middle to its sides, in units of the coordinates.
-        inch: units of the coordinates in an inch.
-        diameter: of points, in points of typography.
-        axes: ``(d, d)``; the directions to the right, upwards, and to the eye, as rows.
-    """
-
-    cell: float
-    high: float
-    reach: float
-    inch: float
-    diameter: float
-    axes: npt.NDArray[np.float64]
+    cell: float  # the width of a panel, in inches
+    high: float  # its height, in inches
+    reach: float  # from its middle to its sides, in units of the coordinates
+    inch: float  # units of the coordinates in an inch
+    diameter: float  # of points, in points of typography
+    axes: npt.NDArray[np.float64]  # (d, d), the directions to the right, upwards, and to the eye, as rows
 
 
 def draw_clouds(

@@ -39,19 +39,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Row:
-    """One query, at its position on the layer's grid, in one orientation ``element`` of the image ``(H, W)``.
+    """One query in one orientation of the image."""
 
-    ``covered`` are the parts of the rows and columns of the image, about its centre, that the grid covers; ``maps``
-    ``(columns, h, w)`` the attention of each pose that is drawn, and ``numbers`` the poses that they were before the
-    image was transformed.
-    """
-
-    image: Tensor
-    covered: tuple[float, float]
-    query: tuple[int, int]
-    maps: Tensor
-    numbers: list[int]
-    element: int
+    image: Tensor  # (H, W)
+    covered: tuple[float, float]  # the parts of its rows and columns, about its centre, that the layer's grid covers
+    query: tuple[int, int]  # its position on that grid
+    maps: Tensor  # (columns, h, w), the attention of each pose that is drawn
+    numbers: list[int]  # the poses that these were before the image was transformed
+    element: int  # by which it was
 
 
 def plot_attention_maps(

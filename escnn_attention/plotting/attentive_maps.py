@@ -143,18 +143,14 @@ def plot_attentive_maps(
 
 @dataclass(frozen=True)
 class _Seen:
-    """The maps of one layer for an image as it is (``upright``) and as it is transformed.
+    """The maps of one layer for an image as it is and as it is transformed."""
 
-    ``image`` and the transformed ``images`` are as they are drawn, ``maps`` are those of the latter, ``returned`` the
-    same transformed back ``(poses, h, w)``, and ``changes`` the largest differences of these from those of ``upright``.
-    """
-
-    image: npt.NDArray[np.float32]
-    images: list[npt.NDArray[np.float32]]
-    upright: Attended
-    maps: list[Attended]
-    returned: list[Tensor]
-    changes: list[float]
+    image: npt.NDArray[np.float32]  # as it is drawn
+    images: list[npt.NDArray[np.float32]]  # transformed, likewise
+    upright: Attended  # of the image as it is
+    maps: list[Attended]  # of the transformed images
+    returned: list[Tensor]  # these transformed back, (poses, h, w)
+    changes: list[float]  # the largest differences of these from the upright ones
 
 
 def _see(

@@ -87,7 +87,7 @@ def plot_encoding(
     shown = pose_indices(table, poses)
     head = check_index("head", head, attention.num_heads)
     domain = _domain(attention, size)
-    values = _values(attention, table, head, domain.points)  # |H|, fine, fine, channels
+    values = _values(attention, head, domain.points)  # |H|, fine, fine, channels
     chosen = _channels(channels, values[0][domain.inside].var(axis=0))
     rotary = attention.plain.encoding.rotations() is not None
     tables = _tables(attention, table, head) if pose_table and not rotary else None
@@ -128,32 +128,19 @@ def plot_encoding(
 
 @dataclass(frozen=True)
 class _Domain:
-    """Over what an encoding is drawn.
+    """Over what an encoding is drawn, in units of its argument."""
 
-    Attributes:
-        points: ``(fine, fine, 2)``; the arguments of the encoding, y upwards along the first axis.
-        inside: ``(fine, fine)``; which of them are in the window.
-        radius: of the disc that the window is; None where it is a square.
-        past: of a causal window, whose earlier times are above, half its width, and how far below the query it begins,
-            in units of the argument; None elsewhere.
-        half: half the side of the panel in units of the encoding's argument.
-        marks: ``(n, 2)``; the positions of the window.
-        ticks: along each axis.
-        names: of the ticks.
-        unit: of the names, for people.
-        absolute: whether it is a domain of positions and not of offsets.
-    """
-
-    points: npt.NDArray[np.float64]
-    inside: npt.NDArray[np.bool_]
-    radius: float | None
+    points: npt.NDArray[np.float64]  # (fine, fine, 2), the arguments, y upwards along the first axis
+    inside: npt.NDArray[np.bool_]  # (fine, fine), which of them are in the window
+    radius: float | None  # of the disc that the window is; None where it is a square
+    # Of a causal window, whose earlier times are above, half its width and how far below the query it begins.
     past: tuple[float, float] | None
-    half: float
-    marks: npt.NDArray[np.float64]
-    ticks: list[float]
-    names: list[str]
-    unit: str
-    absolute: bool
+    half: float  # of the side of the panel
+    marks: npt.NDArray[np.float64]  # (n, 2), the positions of the window
+    ticks: list[float]  # along each axis
+    names: list[str]  # of the ticks
+    unit: str  # of the names, for people
+    absolute: bool  # positions and not offsets
 
 
 def _domain(attention: GroupSelfAttention | LiftingSelfAttention, size: int | None) -> _Domain:
@@ -204,7 +191,7 @@ def _domain(attention: GroupSelfAttention | LiftingSelfAttention, size: int | No
 
 
 def _values(
-    attention: GroupSelfAttention | LiftingSelfAttention, table: Fibers, head: int, points: npt.NDArray[np.float64]
+    attention: GroupSelfAttention | LiftingSelfAttention, head: int, points: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
     """``(|H|, *points, channels)``: the encoding of one head, as each pose sees it."""
     core = attention.plain

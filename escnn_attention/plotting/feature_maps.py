@@ -313,20 +313,15 @@ def animate_feature_maps(
 
 @dataclass(frozen=True)
 class _Frames:
-    """The content of the images of an animation: the rotated inputs ``(S, S)`` by their angles in degrees.
+    """The content of the images of an animation, one for each angle."""
 
-    ``maps`` ``(poses, h, w)`` are those of the field, ``returned`` the same rotated back and put back to their poses,
-    ``nearest`` the indices of the rotations in the group next to the angles, and ``change`` the relative changes of
-    ``returned``.
-    """
-
-    angles: npt.NDArray[np.float64]
+    angles: npt.NDArray[np.float64]  # degrees
     field: int
-    images: list[npt.NDArray[np.float32]]
-    maps: list[npt.NDArray[np.float32]]
-    returned: list[npt.NDArray[np.float64]]
-    nearest: list[int]
-    change: list[float]
+    images: list[npt.NDArray[np.float32]]  # (S, S), the rotated inputs
+    maps: list[npt.NDArray[np.float32]]  # (poses, h, w), of the field
+    returned: list[npt.NDArray[np.float64]]  # these rotated back and put back to their poses
+    nearest: list[int]  # the indices of the rotations in the group next to the angles
+    change: list[float]  # relative, of the returned maps
 
 
 def _compute(

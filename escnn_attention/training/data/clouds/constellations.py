@@ -44,19 +44,12 @@ _ANGLE = 0.33 * np.pi
 
 
 class Constellation(NamedTuple):
-    """Constellations before they are a batch.
+    """Constellations before they are a batch."""
 
-    Attributes:
-        points: (count, 34, 2).
-        present: (count, 34) whether the pattern that a point is of is there.
-        owners: (count, 34) the candidate, from 0 to 7, that a point is of; candidates c and c + 4 are of one pattern.
-        counts: (count, 4) how often each pattern is there: 0, 1 or 2.
-    """
-
-    points: npt.NDArray[np.float64]
-    present: npt.NDArray[np.bool_]
-    owners: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
+    points: npt.NDArray[np.float64]  # (count, 34, 2)
+    present: npt.NDArray[np.bool_]  # (count, 34), whether the pattern that a point is of is there
+    owners: npt.NDArray[np.int64]  # (count, 34), the candidate of a point, 0 to 7; c and c + 4 are of one pattern
+    counts: npt.NDArray[np.int64]  # (count, 4), how often each pattern is there: 0, 1 or 2
 
 
 def make_constellations(

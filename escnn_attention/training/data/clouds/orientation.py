@@ -141,19 +141,12 @@ def _best(predicted: Array, tensors: Array) -> Integers:
 
 
 class _Pairs(NamedTuple):
-    """Pairs of atoms of m molecules of n atoms, P of each.
+    """Pairs of atoms of m molecules of n atoms, P of each."""
 
-    Attributes:
-        types: (m, P) of what kinds they are.
-        near: (m, P, K) how close to each of the distances.
-        along: (m, P, 6) the entries of u uᵀ, where u is the direction from one to the other.
-        atoms: (m, 10) how many atoms of each kind the molecule has.
-    """
-
-    types: Integers
-    near: Array
-    along: Array
-    atoms: Integers
+    types: Integers  # (m, P), of what kinds they are
+    near: Array  # (m, P, K), how close to each of the distances
+    along: Array  # (m, P, 6), the entries of u uᵀ, where u is the direction from one to the other
+    atoms: Integers  # (m, 10), how many atoms of each kind the molecule has
 
 
 def _described(
