@@ -258,18 +258,16 @@ def test_all_convolutions_attend():
 
 def test_mistakes():
     fields = spaces.regular(P4, 2)
-    with pytest.raises(ValueError, match=r"in_type: .*regular .*got also irrep_0"):
-        ResidualBlock(spaces.scalars(P4, 2), fields)
-    with pytest.raises(ValueError, match=r"out_type: .*regular .*got also irrep_1"):
-        ResidualBlock(fields, FieldType(P4, [P4.irrep(1)]))
-    with pytest.raises(ValueError, match="out_type: its gspace"):
-        ResidualBlock(fields, spaces.regular(gspaces.rot2dOnR2(2), 2))
-    with pytest.raises(ValueError, match="kernel_size: got 4"):
-        ResidualBlock(fields, fields, 4)
-    with pytest.raises(ValueError, match="hidden: got 0"):
-        ResidualBlock(fields, fields, attention="features", hidden=0)
-    with pytest.raises(ValueError, match="attention: got 'x'"):
-        ResidualBlock(fields, fields, attention="x")
+    for arguments, options, message in (
+        ((spaces.scalars(P4, 2), fields), {}, "in_type: .*regular .*got also irrep_0"),
+        ((fields, FieldType(P4, [P4.irrep(1)])), {}, "out_type: .*regular .*got also irrep_1"),
+        ((fields, spaces.regular(gspaces.rot2dOnR2(2), 2)), {}, "out_type: its gspace"),
+        ((fields, fields, 4), {}, "kernel_size: got 4"),
+        ((fields, fields), {"attention": "features", "hidden": 0}, "hidden: got 0"),
+        ((fields, fields), {"attention": "x"}, "attention: got 'x'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ResidualBlock(*arguments, **options)
     with pytest.raises(TypeError, match="input: ResidualBlock got Tensor"):
         ResidualBlock(fields, fields)(torch.zeros(1, 8, 5, 5))
 

@@ -205,17 +205,19 @@ def test_what_does_not_fit():
     ):
         with pytest.raises(error, match=message):
             FieldUNet(space, *arguments, **{**SMALL, **options})
-    with pytest.raises(ValueError, match=r"input: .*of 1×8"):
-        network_on(space)(torch.randn(1, 3, 1, 8).double())
-    with pytest.raises(ValueError, match=r"input: .*7×9"):
-        network_on(space, patch_size=3)(torch.randn(1, 3, 7, 9).double())
-    with pytest.raises(ValueError, match=r"input: .*of 1×2"):
-        network_on(space, patch_size=3)(torch.randn(1, 3, 3, 6).double())
-    with pytest.raises(ValueError, match=r"input: .*gspace"):
-        network_on(space)(other(torch.randn(1, 3, 8, 8).double()))
-    with pytest.raises(ValueError, match="square grid"):
-        FieldUNet(gspaces.rot2dOnR2(8), 1, 1, **SMALL, patch_size=2)
+    for options, x, message in (
+        ({}, torch.randn(1, 3, 1, 8), "input: .*of 1×8"),
+        ({"patch_size": 3}, torch.randn(1, 3, 7, 9), "input: .*7×9"),
+        ({"patch_size": 3}, torch.randn(1, 3, 3, 6), "input: .*of 1×2"),
+        ({}, other(torch.randn(1, 3, 8, 8)), "input: .*gspace"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            network_on(space, **options).float()(x)
+    for options, message in (
+        ({"patch_size": 2}, "square grid"),
+        ({"padding_mode": "circular"}, "padding_mode: .* lattice"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FieldUNet(gspaces.rot2dOnR2(8), 1, 1, **SMALL, **options)
     with pytest.raises(NotImplementedError):
         FieldUNet(gspaces.rot2dOnR2(-1), 1, 1)
-    with pytest.raises(ValueError, match=r"padding_mode: .* lattice"):
-        FieldUNet(gspaces.rot2dOnR2(8), 1, 1, **SMALL, padding_mode="circular")

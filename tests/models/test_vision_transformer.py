@@ -105,13 +105,13 @@ def test_bad_arguments():
     with pytest.raises(TypeError, match=r"^encoding: .*no such option"):
         VisionTransformer(GROUPS[0], 2, 3, **SIZES, block={"encoding": "mlp"})
     scalars = spaces.scalars(GROUPS[0], 2)
-    with pytest.raises(ValueError, match="num_classes: got a type"):
-        VisionTransformer(GROUPS[0], 2, scalars, **SIZES)
-    with pytest.raises(ValueError, match="in_channels: its gspace"):
-        VisionTransformer(GROUPS[1], scalars, 3, **SIZES)
-    with pytest.raises(ValueError, match="square grid"):
-        VisionTransformer(gspaces.rot2dOnR2(8), 2, 3, **SIZES)
-    with pytest.raises(ValueError, match=r"^input: .*of shape"):
-        VisionTransformer(GROUPS[0], 2, 3, **SIZES)(torch.zeros(1, 3, 8, 8))
-    with pytest.raises(ValueError, match=r"^input: .*divide .*7×8"):
-        VisionTransformer(GROUPS[0], 2, 3, **SIZES)(torch.zeros(1, 2, 7, 8))
+    for arguments, message in (
+        ((GROUPS[0], 2, scalars), "num_classes: got a type"),
+        ((GROUPS[1], scalars, 3), "in_channels: its gspace"),
+        ((gspaces.rot2dOnR2(8), 2, 3), "square grid"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            VisionTransformer(*arguments, **SIZES)
+    for shape, message in (((1, 3, 8, 8), "^input: .*of shape"), ((1, 2, 7, 8), "^input: .*divide .*7×8")):
+        with pytest.raises(ValueError, match=message):
+            VisionTransformer(GROUPS[0], 2, 3, **SIZES)(torch.zeros(shape))

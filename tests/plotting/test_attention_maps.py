@@ -124,26 +124,22 @@ def test_mistakes_are_named():
         ({"positions": [(1.5, 1)]}, TypeError, r"positions: got \[\(1.5, 1\)\], needed pairs of integers"),
         ({"positions": [(1, 2, 3)]}, TypeError, "positions: .* needed pairs of integers"),
         ({"positions": 3}, TypeError, "positions: got 3, needed pairs of integers"),
+        ({"positions": [(6, 0)]}, ValueError, "outside .*grid of 6×6"),
+        ({"positions": []}, ValueError, "positions: got none"),
         ({"head": 0.5}, TypeError, "head: got 0.5, needed an integer"),
     ):
         with pytest.raises(error, match=message):
             plot_attention_maps(x, lifting, **{**options, **wrong})
-    with pytest.raises(ValueError, match=r"outside .*grid of 6×6"):
-        plot_attention_maps(x, lifting, positions=[(6, 0)])
-    with pytest.raises(ValueError, match="positions: got none"):
-        plot_attention_maps(x, lifting, positions=[])
-    with pytest.raises(ValueError, match="part of the GroupSelfAttention"):
-        plot_attention_maps(x, attention, lifting, **options)
-    with pytest.raises(ValueError, match=r"no module 'two'.*'0', '1'"):
-        plot_attention_maps(x, model, "two", **options)
-    with pytest.raises(ValueError, match="no attention layer"):
-        plot_attention_maps(x, nn.IdentityModule(x.type), **options)
-    with pytest.raises(ValueError, match="head: got 2"):
-        plot_attention_maps(x, model, head=2, **options)
-    with pytest.raises(ValueError, match="poses: got 4"):
-        plot_attention_maps(x, model, poses=[4], **options)
-    with pytest.raises(ValueError, match=r"x: .*1 channels"):
-        plot_attention_maps(torch.randn(1, 2, 6, 6), model, **options)
+    for arguments, wrong, message in (
+        ((x, attention, lifting), {}, "part of the GroupSelfAttention"),
+        ((x, model, "two"), {}, "no module 'two'.*'0', '1'"),
+        ((x, nn.IdentityModule(x.type)), {}, "no attention layer"),
+        ((x, model), {"head": 2}, "head: got 2"),
+        ((x, model), {"poses": [4]}, "poses: got 4"),
+        ((torch.randn(1, 2, 6, 6), model), {}, "x: .*1 channels"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plot_attention_maps(*arguments, **options, **wrong)
     eighth = system(gspaces.rot2dOnR2(8))
     with pytest.raises(ValueError, match="elements"):
         plot_attention_maps(eighth[0], eighth[1], elements=[eighth[0].type.gspace.fibergroup.element(1)], **options)

@@ -436,14 +436,13 @@ def test_grey_images_and_angles():
 
 
 def test_mistakes_in_images_are_named():
-    model = coloured()
-    with pytest.raises(TypeError, match="images: got list"):
-        plot_attended_images([torch.rand(3, 9, 9)], model)
-    with pytest.raises(ValueError, match=r"images: .*at least one"):
-        plot_attended_images(torch.rand(0, 3, 9, 9), model)
-    with pytest.raises(ValueError, match="needed 3 channels"):
-        plot_attended_images(torch.rand(1, 1, 9, 9), model)
-    with pytest.raises(ValueError, match="no attentive layer"):
-        plot_attended_images(model[0].in_type(torch.rand(1, 3, 9, 9)), model[0])
-    with pytest.raises(ValueError, match="layer: got '0'"):
-        plot_attended_images(torch.rand(1, 3, 9, 9), model, "0")
+    model, images = coloured(), torch.rand(1, 3, 9, 9)
+    for arguments, error, message in (
+        (([images[0]], model), TypeError, "images: got list"),
+        ((images[:0], model), ValueError, "images: .*at least one"),
+        ((images[:, :1], model), ValueError, "needed 3 channels"),
+        ((model[0].in_type(images), model[0]), ValueError, "no attentive layer"),
+        ((images, model, "0"), ValueError, "layer: got '0'"),
+    ):
+        with pytest.raises(error, match=message):
+            plot_attended_images(*arguments)

@@ -159,20 +159,17 @@ def test_mistakes_are_named():
         with pytest.raises(TypeError, match=f"{message}, needed an integer"):
             plot_encoding(attention, **options)
     everywhere = layer(gspaces.rot2dOnR2(4), None)
-    with pytest.raises(ValueError, match="size: got 1"):
-        plot_encoding(everywhere, size=1)
-    with pytest.raises(TypeError, match=r"size: .*integer"):
-        plot_encoding(everywhere, size=3.5)
-    with pytest.raises(ValueError, match="NoEncoding encodes no positions"):
-        plot_encoding(layer(gspaces.rot2dOnR2(4), encoding="none"))
-    with pytest.raises(ValueError, match="3 dimensions"):
-        plot_encoding(layer(gspaces.rot2dOnR3(2), 3))
-    with pytest.raises(ValueError, match="no attention layer"):
-        plot_encoding(torch.nn.Linear(2, 2))
-    with pytest.raises(TypeError, match="model: got NoneType"):
-        plot_encoding(None)
-    with pytest.raises(TypeError, match="layer: got int"):
-        plot_encoding(attention, 1)
+    for arguments, options, error, message in (
+        ((everywhere,), {"size": 1}, ValueError, "size: got 1"),
+        ((everywhere,), {"size": 3.5}, TypeError, "size: .*integer"),
+        ((layer(gspaces.rot2dOnR2(4), encoding="none"),), {}, ValueError, "NoEncoding encodes no positions"),
+        ((layer(gspaces.rot2dOnR3(2), 3),), {}, ValueError, "3 dimensions"),
+        ((torch.nn.Linear(2, 2),), {}, ValueError, "no attention layer"),
+        ((None,), {}, TypeError, "model: got NoneType"),
+        ((attention, 1), {}, TypeError, "layer: got int"),
+    ):
+        with pytest.raises(error, match=message):
+            plot_encoding(*arguments, **options)
 
 
 @pytest.mark.parametrize("kernel_size", [3, None])

@@ -80,23 +80,21 @@ def test_mistakes_are_named():
         ({"fields": {"nonsense": 3}}, ValueError, "fields: got 'nonsense', needed names of stages: '0', '1'"),
         ({"fields": {"1": 0.5}}, TypeError, "field of '1': got 0.5, needed an integer"),
         ({"fields": 3}, TypeError, "fields: got int, needed a mapping"),
+        ({"fields": {"1": 9}}, ValueError, "'1': got 9"),
     ):
         with pytest.raises(error, match=message):
             plot_feature_maps(x, sequence, **options)
-    with pytest.raises(TypeError, match="stages: got list"):
-        plot_feature_maps(x, [lifting])
-    with pytest.raises(ValueError, match=r"'pooled' .*regular fields"):
-        plot_feature_maps(x, {"pooled": nn.SequentialModule(lifting, nn.GroupPooling(lifting.out_type))})
-    with pytest.raises(ValueError, match=r"layers: .*modules of a"):
-        plot_feature_maps(x, {"lifting": lifting}, "0")
-    with pytest.raises(ValueError, match="has no module '5'"):
-        plot_feature_maps(x, sequence, ["5"])
-    with pytest.raises(ValueError, match="layers: got none"):
-        plot_feature_maps(x, sequence, [])
-    with pytest.raises(ValueError, match="'lifting': got 2"):
-        plot_feature_maps(x, {"lifting": lifting}, fields={"lifting": 2})
-    with pytest.raises(ValueError, match="gives regular fields"):
-        plot_feature_maps(x, nn.IdentityModule(x.type))
+    pooled = nn.SequentialModule(lifting, nn.GroupPooling(lifting.out_type))
+    for arguments, error, message in (
+        (([lifting],), TypeError, "stages: got list"),
+        (({"pooled": pooled},), ValueError, "'pooled' .*regular fields"),
+        (({"lifting": lifting}, "0"), ValueError, "layers: .*modules of a"),
+        ((sequence, ["5"]), ValueError, "has no module '5'"),
+        ((sequence, []), ValueError, "layers: got none"),
+        ((nn.IdentityModule(x.type),), ValueError, "gives regular fields"),
+    ):
+        with pytest.raises(error, match=message):
+            plot_feature_maps(x, *arguments)
 
 
 def animation_of(model, x, **options):
@@ -183,15 +181,13 @@ def test_animations_in_any_precision(dtype):
 def test_mistakes_in_animations_are_named():
     x, lifting, attention = system()
     sequence = nn.SequentialModule(lifting, attention)
-    with pytest.raises(ValueError, match="'0': got 9"):
-        animate_feature_maps(x, sequence, field=9)
-    with pytest.raises(ValueError, match="angles"):
-        animate_feature_maps(x, sequence, angles=[])
-    with pytest.raises(ValueError, match="angles"):
-        animate_feature_maps(x, sequence, angles=[float("nan")])
-    with pytest.raises(ValueError, match="image of scalar fields"):
-        animate_feature_maps(x.type(torch.randn(1, 1, 6, 7)), sequence)
-    with pytest.raises(ValueError, match="image of scalar fields"):
-        animate_feature_maps(lifting(x), attention)
-    with pytest.raises(TypeError, match="stages: got function"):
-        animate_feature_maps(x, lambda x: x)
+    for arguments, options, error, message in (
+        ((x, sequence), {"field": 9}, ValueError, "'0': got 9"),
+        ((x, sequence), {"angles": []}, ValueError, "angles"),
+        ((x, sequence), {"angles": [float("nan")]}, ValueError, "angles"),
+        ((x.type(torch.randn(1, 1, 6, 7)), sequence), {}, ValueError, "image of scalar fields"),
+        ((lifting(x), attention), {}, ValueError, "image of scalar fields"),
+        ((x, lambda x: x), {}, TypeError, "stages: got function"),
+    ):
+        with pytest.raises(error, match=message):
+            animate_feature_maps(*arguments, **options)

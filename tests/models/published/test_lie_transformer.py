@@ -347,29 +347,22 @@ def test_bad_state_dicts():
     with pytest.raises(ValueError, match=r"^net.4.9.weight: not a tensor"):
         load({"net.4.9.weight": torch.ones(2)})
     first = "net.1.ema.kernel.location_kernel.LinNormAct_1.linear.module.weight"
-    with pytest.raises(ValueError, match=rf"^{first}: .*\(2, 3, 4\)"):
-        load({}, group="T(3)")
-    with pytest.raises(ValueError, match=r"^group: .*'T\(2\)'"):
-        load({}, group="SE3")
-    with pytest.raises(ValueError, match=r"^lift_samples: .*T\(2\) has one"):
-        load({}, lift_samples=2)
-    with pytest.raises(ValueError, match=rf"^{first}: .*\(2, 6, 4\)"):
-        load({}, group="SE(3)", lift_samples=2)
-    with pytest.raises(ValueError, match=r"^mc_samples: got -1"):
-        load({}, mc_samples=-1)
-    with pytest.raises(ValueError, match=r"^fill: .*points are seen"):
-        load({}, fill=0.5)
-    for fill in (0, 1.5):
-        with pytest.raises(ValueError, match=r"^fill: .*needed a p"):
-            load({}, mc_samples=2, fill=fill)
-    with pytest.raises(ValueError, match=r"^mc_samples: .*has no distance"):
-        load({}, group="SE(2)_canonical", mc_samples=2)
-    with pytest.raises(ValueError, match=r"^lie_algebra_nonlinearity: .*'tanh'"):
-        load({}, lie_algebra_nonlinearity="relu")
-    with pytest.raises(ValueError, match=r"^lie_algebra_nonlinearity: .*has no rotations"):
-        load({}, lie_algebra_nonlinearity="tanh")
-    with pytest.raises(ValueError, match=r"^positive_quaternions: got True"):
-        load({}, positive_quaternions=True)
+    for options, message in (
+        ({"group": "T(3)"}, rf"{first}: .*\(2, 3, 4\)"),
+        ({"group": "SE3"}, r"group: .*'T\(2\)'"),
+        ({"lift_samples": 2}, r"lift_samples: .*T\(2\) has one"),
+        ({"group": "SE(3)", "lift_samples": 2}, rf"{first}: .*\(2, 6, 4\)"),
+        ({"mc_samples": -1}, "mc_samples: got -1"),
+        ({"fill": 0.5}, "fill: .*points are seen"),
+        ({"mc_samples": 2, "fill": 0}, "fill: .*needed a p"),
+        ({"mc_samples": 2, "fill": 1.5}, "fill: .*needed a p"),
+        ({"group": "SE(2)_canonical", "mc_samples": 2}, "mc_samples: .*has no distance"),
+        ({"lie_algebra_nonlinearity": "relu"}, "lie_algebra_nonlinearity: .*'tanh'"),
+        ({"lie_algebra_nonlinearity": "tanh"}, "lie_algebra_nonlinearity: .*has no rotations"),
+        ({"positive_quaternions": True}, "positive_quaternions: got True"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            load({}, **options)
     with pytest.raises(ValueError, match=r"^net.0.module.weight: makes 5 channels"):
         load({"net.0.module.weight": torch.ones(5, INS)})
     wide = network("T(3)", "2232", "points") | {"net.1.ema.kernel.feature_featurisation.fc_o.weight": torch.ones(4, 8)}
