@@ -1,5 +1,4 @@
 import copy
-import io
 import pickle
 
 import numpy as np
@@ -9,6 +8,7 @@ from escnn import group, gspaces, nn
 
 from escnn_attention import FieldLayerNorm, GroupSelfAttention, LiftingSelfAttention, TransformerBlock
 from tests import spaces
+from tests.test_copies import saved
 
 
 def product_space():
@@ -26,7 +26,7 @@ GSPACES = spaces.ALL | {
 COPIES = {
     "pickle": lambda x: pickle.loads(pickle.dumps(x)),
     "deepcopy": copy.deepcopy,
-    "torch": lambda x: torch_copy(x),
+    "torch": saved,
 }
 copies = pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 every_gspace = pytest.mark.parametrize(
@@ -36,13 +36,6 @@ every_gspace = pytest.mark.parametrize(
         pytest.param(gspaces.fullOctaOnR3, id="full octahedral", marks=pytest.mark.exhaustive),  # built for seconds
     ],
 )
-
-
-def torch_copy(x):
-    file = io.BytesIO()
-    torch.save(x, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 def representations(gspace):

@@ -98,59 +98,40 @@ def run_here(monkeypatch):
     library._destroy()
 
 
-def check_operator(layer, arguments, run_here, monkeypatch) -> None:
+@pytest.mark.skipif(native.why_not_built(torch.float64) is not None, reason="there is no compiled loop")
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (GroupSelfAttention, {"kernel_size": 3, "query": "own"}),
+        (GroupSelfAttention, {"kernel_size": 3, "query": "all", "keys": "own"}),
+        (GroupSelfAttention, {"kernel_size": None, "encoding": "fourier"}),
+        (GroupSelfAttention, {"kernel_size": None, "encoding": "none"}),
+        (PointSelfAttention, {"radius": 1.0}),
+        (PointSelfAttention, {"query": "all"}),
+        (PointSelfAttention, {"num_neighbours": 3, "encoding": PairKernel(hidden=4), "normalization": "count"}),
+        (PointSelfAttention, {"encoding": "fourier"}),
+    ],
+    ids=str,
+)
+@pytest.mark.slow
+def test_operators_do_what_they_say(kind, options, dtype, run_here, monkeypatch):
     """The operator in place of the loop of a layer does the same, and what it says of itself."""
+    fields = FieldType(C4, 2 * [C4.regular_repr])
+    layer = kind(fields, fields, num_heads=2, backend="native", **options).to(dtype).eval()
+    if on_grids := kind is GroupSelfAttention:
+        x = fields(torch.randn(2, fields.size, 5, 4, dtype=dtype))
+    else:
+        x = GeometricTensor(torch.randn(7, fields.size, dtype=dtype), fields, torch.randn(7, 2, dtype=dtype))
     with torch.no_grad():
-        y = layer(*arguments).tensor
+        y = layer(x).tensor
         monkeypatch.undo()
-        torch.testing.assert_close(y, layer(*arguments).tensor)
+        torch.testing.assert_close(y, layer(x).tensor)
     (arguments,) = run_here
-    loop = "grids" if isinstance(layer, GroupSelfAttention) else "points"
-    operator = getattr(torch.ops.escnn_attention, LOOPS[loop].operators[y.dtype]).default
+    operator = getattr(torch.ops.escnn_attention, LOOPS["grids" if on_grids else "points"].operators[dtype]).default
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(operator, arguments, test_utils=tests)
-
-
-@pytest.mark.skipif(native.why_not_built(torch.float64) is not None, reason="there is no compiled loop")
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"kernel_size": 3, "query": "own"},
-        {"kernel_size": 3, "query": "all", "keys": "own"},
-        {"kernel_size": None, "encoding": "fourier"},
-        {"kernel_size": None, "encoding": "none"},
-    ],
-    ids=str,
-)
-@pytest.mark.slow
-def test_operators_do_what_they_say(options, dtype, run_here, monkeypatch):
-    fields = FieldType(C4, 2 * [C4.regular_repr])
-    layer = GroupSelfAttention(fields, fields, num_heads=2, backend="native", **options).to(dtype).eval()
-    x = fields(torch.randn(2, fields.size, 5, 4, dtype=dtype))
-    check_operator(layer, (x,), run_here, monkeypatch)
-
-
-@pytest.mark.skipif(native.why_not_built(torch.float64) is not None, reason="there is no compiled loop")
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"radius": 1.0},
-        {"query": "all"},
-        {"num_neighbours": 3, "encoding": PairKernel(hidden=4), "normalization": "count"},
-        {"encoding": "fourier"},
-    ],
-    ids=str,
-)
-@pytest.mark.slow
-def test_operators_between_points_do_what_they_say(options, dtype, run_here, monkeypatch):
-    fields = FieldType(C4, 2 * [C4.regular_repr])
-    layer = PointSelfAttention(fields, fields, num_heads=2, backend="native", **options).to(dtype).eval()
-    x = GeometricTensor(torch.randn(7, fields.size, dtype=dtype), fields, torch.randn(7, 2, dtype=dtype))
-    check_operator(layer, (x,), run_here, monkeypatch)
 
 
 @pytest.mark.skipif(torch.__version__ < packaged._OLDEST, reason=f"needed PyTorch {packaged._OLDEST} or later")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
 import torch
@@ -226,8 +224,6 @@ def test_export_needs_no_escnn(out, scalar, without_escnn):
     for arguments in ({}, {"batch": BATCH}, {"batch": BATCH, "mask": mask, "measure": coords[:, 0].exp()}):
         agree(plain(x, coords, **arguments), network(x, coords, **arguments))
     torch.testing.assert_close(without_escnn(plain, x, coords, batch=BATCH), network(x, coords, batch=BATCH))
-    buffer = io.BytesIO()
-    torch.save(network, buffer)
 
 
 @pytest.mark.parametrize("even_in", [[1], [0, 1]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 
 import numpy as np
@@ -23,6 +22,7 @@ from escnn_attention import (
 from escnn_attention.nn.sphere import Stabiliser
 from escnn_attention.plain.sphere_attention import frames_at
 from tests.nn.spheres import ALL, ROTATIONS, SPACES, error, irrep, mixed, on_sphere, scalars
+from tests.test_copies import saved
 
 
 @pytest.mark.sampled(1)
@@ -207,10 +207,7 @@ def test_edges_masks_and_export():
     layer = SphereSelfAttention(in_type, in_type, samples=6, head_fields=2, radius=0.9).double()
     x, batch = on_sphere(in_type, 8), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     y = layer(x, batch=batch).tensor
-    buffer = io.BytesIO()
-    torch.save(layer.export(), buffer)
-    buffer.seek(0)
-    torch.testing.assert_close(torch.load(buffer, weights_only=False)(x.tensor, x.coords, batch=batch), y)
+    torch.testing.assert_close(saved(layer.export())(x.tensor, x.coords, batch=batch), y)
     angle = torch.acos((x.coords @ x.coords.T).clamp(-1, 1))
     edges = ((angle <= 0.9) & (batch[:, None] == batch)).nonzero().T
     by_edges = SphereSelfAttention(in_type, in_type, samples=6, head_fields=2, length_scale=layer.plain.length_scale)
@@ -245,13 +242,6 @@ def test_near_points_keep_their_offsets_in_half_precision():
     half = layer.bfloat16()(GeometricTensor(points.tensor.bfloat16(), in_type, coords)).tensor.float()
     assert float(((half - expected).norm() / expected.norm()).detach()) < 0.03
     assert float(((y - expected).norm() / expected.norm()).detach()) < 0.03
-
-
-def test_made_on_the_meta_device():
-    in_type = mixed(ROTATIONS)
-    with torch.device("meta"):
-        block = SphereTransformerBlock(in_type, in_type, samples=4)
-    assert all(p.is_meta for p in block.parameters())
 
 
 def test_errors():
@@ -312,10 +302,7 @@ def test_masks_and_export_of_the_block():
     for out_type in (in_type, scalars(ROTATIONS)):
         block = SphereTransformerBlock(in_type, out_type, samples=4, dropout=0.3).double().eval()
         y = block(x, batch=batch, measure=measure).tensor
-        buffer = io.BytesIO()
-        torch.save(block.export(), buffer)
-        buffer.seek(0)
-        exported = torch.load(buffer, weights_only=False)
+        exported = saved(block.export())
         torch.testing.assert_close(exported(x.tensor, x.coords, batch=batch, measure=measure), y)
         holes = GeometricTensor(x.tensor.clone(), in_type, x.coords.clone())
         holes.tensor[6] = holes.coords[6] = torch.nan
