@@ -122,12 +122,10 @@ def _attended(
     """The maps of a layer for ``features``, whose grid has every ``spacing``-th pixel of an image of ``size``."""
     grid = features.tensor.shape[-2:]
     chosen = slice(None) if field is None else slice(field, field + 1)
+    channel, alpha = _factors(layer, features, chosen)
     if isinstance(layer, AttentiveConv):
-        channel, alpha = _response_factors(layer, features, chosen)
         grid = result.tensor.shape[-2:]
         spacing *= layer.plain.geometry.stride
-    else:
-        channel, alpha = _feature_factors(layer, features, chosen)
     values = as_drawn(result.tensor[0]).reshape(-1, len(alpha), *result.tensor.shape[2:])
     if layer.plain.residual:
         alpha, channel = 1 - alpha, None if channel is None else 1 - channel
@@ -139,27 +137,22 @@ def _attended(
     )
 
 
-def _feature_factors(
-    layer: FeatureAttention | PoseAttention, features: GeometricTensor, chosen: slice
-) -> tuple[Tensor | None, Tensor]:
-    """Maps over features: of the channels ``(fields, poses)``, and of all in the mean over fields ``(poses, h, w)``."""
+def _factors(layer: AttentiveLayer, features: GeometricTensor, chosen: slice) -> tuple[Tensor | None, Tensor]:
+    """Maps of the channels ``(fields, poses)``, and of all in the mean over fields ``(poses, h, w)``.
+
+    Maps over responses are averaged over the input.
+    """
     if isinstance(layer, PoseAttention):
         return None, layer.attention_maps(features)[0]
     maps = layer.attention_maps(features)
-    channel = None if maps.channel is None else maps.channel[0]
-    spatial = None if maps.spatial is None else maps.spatial[0]
-    return channel, _product(None if channel is None else channel[chosen].mean(0), spatial)
-
-
-def _response_factors(layer: AttentiveConv, features: GeometricTensor, chosen: slice) -> tuple[Tensor | None, Tensor]:
-    """Maps over responses, averaged over the input: of the channels ``(fields, poses)``, of all ``(poses, h, w)``."""
-    maps = layer.attention_maps(features)
-    channel = None if maps.channel is None else maps.channel[0].mean((2, 3))
-    if maps.channel is not None and maps.spatial is not None:
-        by_source = maps.channel[0, chosen].mean(2)
-        both = torch.einsum("opq,opqyx->opyx", by_source, maps.spatial[0, chosen]).mean(0) / by_source.shape[-1]
-        return channel, both
-    spatial = None if maps.spatial is None else maps.spatial[0, chosen].mean((0, 2))
+    channel, spatial = (None if part is None else part[0] for part in (maps.channel, maps.spatial))
+    if isinstance(layer, AttentiveConv):
+        by_source, channel = channel, None if channel is None else channel.mean((2, 3))
+        if by_source is not None and spatial is not None:
+            by_source = by_source[chosen].mean(2)
+            both = torch.einsum("opq,opqyx->opyx", by_source, spatial[chosen]).mean(0) / by_source.shape[-1]
+            return channel, both
+        spatial = None if spatial is None else spatial[chosen].mean((0, 2))
     return channel, _product(None if channel is None else channel[chosen].mean(0), spatial)
 
 
