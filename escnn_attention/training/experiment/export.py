@@ -214,9 +214,9 @@ def size_of_data(description: Any) -> int | None:
 
     path = description.get("class_path") if isinstance(description, Mapping) else None
     package, _, name = str(path).rpartition(".")
-    if package != training.__name__ and not package.startswith(f"{training.__name__}.data"):
+    if package.partition(".data")[0] != training.__name__ or name not in training.__all__:
         return None
-    size = getattr(getattr(training, name, None), "size", None) if name in training.__all__ else None
+    size = getattr(getattr(training, name), "size", None)
     if size is not None:
         size = (description.get("init_args") or {}).get("size", size)  # of images that can be had in several
     return size if isinstance(size, int) else None

@@ -104,16 +104,13 @@ def build_described(description: Any) -> torch.nn.Module:
     try:
         found = named(description["class_path"])
         if not (inspect.isclass(found) and issubclass(found, torch.nn.Module)):
-            raise UserError(f"it names {description['class_path']!r}, which is no network")
-        network: torch.nn.Module = build(description)
+            raise DescriptionError(f"it names {description['class_path']!r}, which is no network")
+        return build(description)
     except DescriptionError as error:
         raise UserError(str(error)) from error
-    except UserError:
-        raise
     except Exception as error:  # the arguments in a file can make a constructor fail in any way
         reason = reason_of(error)
         raise UserError(f"this version cannot build the network {description['class_path']}: {reason}") from error
-    return network
 
 
 def check_images(network: Any, num_classes: int, data: Any, name: str) -> None:

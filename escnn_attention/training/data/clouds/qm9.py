@@ -378,13 +378,12 @@ class QM9(PublishedData, PointClouds):
     def _standardise(self, values: npt.NDArray[np.float64]) -> None:
         """Set the mean and the standard deviation to those of ``values``."""
         found = torch.from_numpy(values)
-        mean, std = torch.zeros(found.shape[1:]), torch.ones(found.shape[1:2])
-        if self.is_tensor:
-            std = torch.ones(())
-        if self.standardise and self.is_tensor:
+        if not self.standardise:
+            mean, std = torch.zeros(found.shape[1:]), torch.ones(() if self.is_tensor else found.shape[1:])
+        elif self.is_tensor:
             mean = found.diagonal(dim1=1, dim2=2).mean() * torch.eye(3, dtype=found.dtype)
             std = (found - mean).square().mean().sqrt()
-        elif self.standardise:
+        else:
             mean, std = found.mean(dim=0), found.std(dim=0, correction=0)
         if not (std > 0).all():
             raise UserError(f"limit_train: {len(values)} molecules do not differ in {', '.join(self.targets)}")
