@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
@@ -320,19 +321,21 @@ class DataInParts(pl.LightningDataModule, ABC):
         )
 
 
-def at_least(least: float, **values: float) -> None:
-    """Raise a :class:`UserError` if a value, given by its name, is less than ``least`` or is no number."""
+def in_range(least: float, most: float = math.inf, /, **values: float) -> None:
+    """Raise a :class:`UserError` if a value, given by its name, is no number from ``least`` to ``most``."""
     for name, value in values.items():
         if not value >= least:
             raise UserError(f"{name} must be at least {least}, got {value}")
+        if value > most:
+            raise UserError(f"{name} must be at most {most}, got {value}")
 
 
-def integers(least: int, **values: Any) -> None:
-    """Raise a :class:`UserError` if a value, given by its name, is no integer or less than ``least``."""
+def integers(least: int, most: float = math.inf, /, **values: Any) -> None:
+    """Raise a :class:`UserError` if a value, given by its name, is no integer from ``least`` to ``most``."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise UserError(f"{name} must be an integer, got {value!r}")
-    at_least(least, **values)
+    in_range(least, most, **values)
 
 
 def one_of(choices: tuple[Any, ...], **values: Any) -> None:

@@ -19,7 +19,7 @@ from escnn_attention.training.data.base import (
     DataInParts,
     GeneratedData,
     RandomChange,
-    at_least,
+    in_range,
     one_of,
 )
 from escnn_attention.training.errors import UserError
@@ -263,7 +263,7 @@ class PointClouds(DataInParts):
         self.mover: Callable[[Clouds, Tensor, Tensor], Clouds] = move
         one_of((False, True, "z"), rotate_train=rotate_train, rotate_test=rotate_test)
         one_of((False, True), reflect_train=reflect_train)
-        at_least(0, translate_train=translate_train, translate_test=translate_test)
+        in_range(0, translate_train=translate_train, translate_test=translate_test)
         for name, rotate in (("rotate_train", rotate_train), ("rotate_test", rotate_test)):
             if rotate == "z" and self.dim != 3:
                 raise UserError(f'{name}: got "z", but the clouds have {self.dim} dimensions: needed true or false')

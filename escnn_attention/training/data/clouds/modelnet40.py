@@ -69,9 +69,7 @@ class ModelNet40(PublishedData, PointClouds):
 
     def __init__(self, folder: Path | None = None, num_points: int = 1024, **options: Any) -> None:
         super().__init__(folder, **options)
-        integers(2, num_points=num_points)
-        if num_points > _POINTS:
-            raise UserError(f"num_points must be at most {_POINTS}, got {num_points}")
+        integers(2, _POINTS, num_points=num_points)
         self.num_points = num_points
 
     def _prepare_folder(self, folder: Path) -> None:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from escnn_attention.models.hamiltonian import rk4_step
 from escnn_attention.training.data.base import integers, one_of
 from escnn_attention.training.data.clouds.base import CloudsInMemory, GeneratedClouds, as_clouds, move_trajectories
-from escnn_attention.training.errors import UserError
 
 Solver = Literal["exact", "rk4"]
 Array = npt.NDArray[np.float64]
@@ -174,12 +173,8 @@ class Springs(GeneratedClouds):
         **options: Any,
     ) -> None:
         super().__init__(num_train, num_valid, num_test, **options)
-        integers(2, frames=frames)
         self.frames = {"train": frames, "valid": frames, "test": frames if test_frames is None else test_frames}
-        integers(2, test_frames=self.frames["test"])
-        for name, count in (("frames", frames), ("test_frames", self.frames["test"])):
-            if count > NUM_FRAMES:
-                raise UserError(f"{name} must be at most {NUM_FRAMES}, got {count}")
+        integers(2, NUM_FRAMES, frames=frames, test_frames=self.frames["test"])
         one_of(("exact", "rk4"), solver=solver)
         self.mover = move_trajectories
         self.solver: Solver = solver

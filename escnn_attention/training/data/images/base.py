@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from escnn_attention.training.data.base import Batches, Draw, PublishedData, RandomChange, Source, at_least
+from escnn_attention.training.data.base import Batches, Draw, PublishedData, RandomChange, Source, in_range
 from escnn_attention.training.errors import UserError
 
 Augmentation = Callable[[Tensor, Draw], Tensor]
@@ -146,9 +146,7 @@ class PublishedImages(PublishedData, ABC):
     ) -> None:
         super().__init__(folder, **options)
         self.rotate_train = rotate_train
-        at_least(0, rotate_train=rotate_train)
-        if rotate_train > 360:
-            raise UserError(f"rotate_train must be at most 360, got {rotate_train}")
+        in_range(0, 360, rotate_train=rotate_train)
         for name, values in (("mean", mean), ("std", std)):
             if values is None:
                 continue

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from scipy import ndimage
 
-from escnn_attention.training.data.base import InMemory, at_least
+from escnn_attention.training.data.base import InMemory, in_range
 from escnn_attention.training.data.images.base import PublishedImages
 
 SIZE = 8
@@ -55,7 +55,7 @@ class Digits(PublishedImages):
 
     def __init__(self, size: int = SIZE, **options: Any) -> None:
         super().__init__(**options)
-        at_least(SIZE, size=size)
+        in_range(SIZE, size=size)
         self.size = size
         self.white = white(size)
 
