@@ -175,17 +175,6 @@ def test_a_pyramid_of_a_detector_takes_a_backbone(patch_size):
     assert all(p.grad is not None for p in backbone.parameters())
 
 
-@pytest.mark.sampled(1, of="programs")
-def test_exports():
-    network = network_on(SPACES["C4"]()).float()
-    plain = network.export()
-    x = torch.randn(2, network.in_type.size, *network.gspace.dimensionality * [6])
-    torch.testing.assert_close(plain(x), network(x))
-    program = torch.export.export(plain, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
-    more = torch.randn(3, *x.shape[1:])
-    torch.testing.assert_close(program.module()(more), network(more), rtol=1e-4, atol=1e-5)
-
-
 def test_what_does_not_fit():
     space = gspaces.rot2dOnR2(4)
     other = vectors(gspaces.rot2dOnR2(8))

@@ -162,17 +162,6 @@ def test_as_many_clouds_as_points():
         module(x, condition, torch.tensor([1, 0, 2]))
 
 
-@pytest.mark.sampled(1, of="programs")
-@pytest.mark.parametrize("kind", ["norm", "gate"])
-def test_exports(kind):
-    fields = mixture(C4)
-    module, x, condition = redrawn(MAKE[kind](fields)), spaces.random_field(fields, 3, 3), torch.randn(2, N).double()
-    plain = module.export()
-    program = torch.export.export(plain, (x.tensor, condition), strict=False).module()
-    for found in (plain(x.tensor, condition), program(x.tensor, condition)):
-        torch.testing.assert_close(found, module(x, condition).tensor)
-
-
 @pytest.mark.parametrize("kind", ["norm", "gate"])
 def test_no_images_and_no_positions(kind):
     fields = spaces.regular(C4, 2)
