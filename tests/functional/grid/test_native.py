@@ -150,34 +150,20 @@ def test_a_later_stretch_of_keys_may_have_any_larger_scores(query):
 
 
 @pytest.mark.parametrize("query", ["own", "all"])
-def test_dropout_is_the_same_in_the_backward_pass_of_global_attention(query):
-    (q, k, v), grid, terms = case(2, 2, 2, (5, 4), Window(), {"waves", "pose"})
+@pytest.mark.parametrize(("window", "kinds"), [(Window(), {"waves", "pose"}), (Window(3), {"spatial", "pose"})])
+def test_dropout_is_the_same_in_the_backward_pass_and_in_bands_of_any_size(window, kinds, query):
+    tensors, grid, terms = case(2, 2, 2, (5, 4), window, kinds)
 
-    def function(*leaves):
+    def function(q, k, v, *others, dropout=0.4):
         torch.manual_seed(3)
-        q, k, v, pose, frequencies, readout = leaves
-        bias = PositionalBias(2, pose=pose, waves=Waves(frequencies, readout))
-        return attention(q, k, v, grid, bias, query=query, dropout=0.4, backend="native")
+        waves = "waves" in kinds
+        bias = PositionalBias(2, pose=others[0], waves=Waves(*others[1:])) if waves else PositionalBias(2, *others)
+        return attention(q, k, v, grid, bias, query=query, dropout=dropout, backend="native")
 
-    inputs = (q, k, v, terms.pose, terms.waves.frequencies, terms.waves.readout)
-    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
-    assert not torch.allclose(
-        function(*inputs), attention(q, k, v, grid, terms, query=query, backend="native"), rtol=1e-3
-    )
-
-
-@pytest.mark.parametrize("query", ["own", "all"])
-def test_dropout_is_the_same_in_the_backward_pass_and_in_bands_of_any_size(query):
-    (q, k, v), grid, terms = case(2, 2, 2, (5, 4), Window(3), {"spatial", "pose"})
-
-    def function(*leaves):
-        torch.manual_seed(3)
-        q, k, v, spatial, pose = leaves
-        return attention(q, k, v, grid, PositionalBias(2, spatial, pose), query=query, dropout=0.4, backend="native")
-
-    inputs = (q, k, v, terms.spatial, terms.pose)
+    inputs = leaves(tensors, terms)
     assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
     whole = function(*inputs)
+    assert not torch.allclose(whole, function(*inputs, dropout=0.0), rtol=1e-3)
     with working_memory(1):
         torch.testing.assert_close(function(*inputs), whole)
 
