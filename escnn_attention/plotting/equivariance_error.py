@@ -70,12 +70,12 @@ def plot_equivariance_error(
     if isinstance(models, EquivarianceErrors):
         for name in measuring:
             raise ValueError(f"{name}: got a value with errors that were measured before, needed none")
-        _check_number(models.errors)
-        errors = models
+        curves: Mapping[str, object] = models.errors
     else:
-        models = named_models(models)
-        _check_number(models)
-        errors = equivariance_errors(models, **measuring)
+        models = curves = named_models(models)
+    if len(curves) > len(COLOURS):
+        raise ValueError(f"models: got {len(curves)}, needed at most {len(COLOURS)}, each of which has its colour")
+    errors = models if isinstance(models, EquivarianceErrors) else equivariance_errors(models, **measuring)
     if not len(errors.angles) or not (errors.errors or interpolation):
         raise ValueError("models: got no errors to draw, and without the dashed line there is nothing else")
     figure = figure_type(figsize=(7.6, 4.6), layout="constrained")
@@ -132,9 +132,3 @@ def _label_angles(ax: Axes, angles: npt.NDArray[np.float64]) -> None:
     if angles[-1] - angles[0] > 90:
         ax.set_xticks(np.arange(45 * np.ceil(angles[0] / 45), angles[-1] + 1, 45))
     ax.set_xlabel("angle by which the input is rotated, in degrees")
-
-
-def _check_number(models: Mapping[str, object]) -> None:
-    """Check that every model can have a colour of its own."""
-    if len(models) > len(COLOURS):
-        raise ValueError(f"models: got {len(models)}, needed at most {len(COLOURS)}, each of which has its colour")
