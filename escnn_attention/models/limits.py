@@ -72,7 +72,6 @@ def check_numbers(description: Any, num_bytes: int) -> None:
 
 
 def _check_numbers(value: Any, name: str, most: int, why: str) -> None:
-    """Check all integers of a description."""
     if isinstance(value, int) and abs(value) > most:
         raise DescriptionError(f"{name}: got {value}, needed at most {most} {why}")
     if isinstance(value, Mapping):

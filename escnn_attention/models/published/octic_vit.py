@@ -124,7 +124,6 @@ class _Loader:
         return _SCALE * self.checkpoint.take(f"{name}.0", *shape, self.fields)
 
     def _patches(self, network: VisionTransformer) -> None:
-        """The embedding of patches."""
         take, fields, name = self.checkpoint.take, self.fields, "patch_embed.lift8.conv_"
         channels, half = len(network.in_type), network.embedding.plain.size // 2
         quarters = [
@@ -136,7 +135,6 @@ class _Loader:
         load_values(embedding.bias, _SCALE * self._bias(f"{name}A1.bias", fields))
 
     def _positions(self, network: VisionTransformer) -> None:
-        """The table of positions."""
         half = network.positions.plain.table.shape[0] // 2
         names = [f"pos_embed.{_PUBLISHED.index(irrep)}" for irrep in (*_IRREPS, "E'")]
         quarters = [self.checkpoint.take(name, half, half, self.fields).movedim(-1, 0)[:, None] for name in names]
@@ -162,7 +160,6 @@ class _Loader:
         return torch.cat(tables)
 
     def _octic_block(self, name: str, block: TransformerBlock) -> None:
-        """A block of irreps."""
         plain, heads = block.attention.plain, block.attention.num_heads
         norm, expand, _, contract, *_ = block.feed_forward
         self._octic_norm(f"{name}norm1", block.before[0])
@@ -209,7 +206,6 @@ class _Loader:
         return self.checkpoint.take(name, size) if name in self.checkpoint.tensors else torch.zeros(size)
 
     def _matrices(self, name: str, outs: int, ins: int) -> list[Tensor]:
-        """The matrices of a map of irreps."""
         sizes = [(outs, ins)] * 4 + [(2 * outs, 2 * ins)]
         names = [f"{name}.lin_{irrep}.weight" for irrep in _IRREPS]
         return [self.checkpoint.take(name, *size) for name, size in zip(names, sizes, strict=True)]
@@ -253,7 +249,6 @@ class _Loader:
         load_values(network.leave.bias, bias)
 
     def _block(self, name: str, block: TransformerBlock) -> None:
-        """An ordinary block."""
         take, width = self.checkpoint.take, _POSES * self.fields
         plain = block.attention.plain
         norm, expand, _, contract, *_ = block.feed_forward

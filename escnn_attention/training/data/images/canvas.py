@@ -101,7 +101,6 @@ class DigitCanvas(PublishedImages):
         return {part: self._canvases(part, sources[part]) for part in parts}  # type: ignore[arg-type]
 
     def _canvases(self, part: str, source: InMemory) -> InMemory:
-        """The canvases of a part, with the class of every pixel."""
         generator = np.random.default_rng((_SEED, PARTS.index(part)))
         number, white = self.numbers[part], self.digit_data.white
         crop = 0 if self.source_name == "digits" else _CROP

@@ -99,7 +99,6 @@ class CIFAR10(PublishedImages):
         return None
 
     def _names(self, part: str) -> tuple[str, ...]:
-        """The binary files of a part."""
         if self.full_train:
             return _TRAIN if part == "train" else _TEST
         return {"train": _TRAIN[:-1], "valid": _TRAIN[-1:], "test": _TEST}[part]
