@@ -303,7 +303,9 @@ def test_errors_do_not_grow_with_the_number_of_keys(window, kinds):
         # Of all numbers together: which one is the worst is chance.
         ours, theirs = (((t.double() - e).norm() / e.norm()).item() for t in (a, b))
         assert ours <= 2 * max(theirs, 2e-7)
-        assert (a.double() - e).abs().max() <= 1.2e-6 * e.abs().max()
+        # The gradient of waves is a product of PyTorch's, whose sums differ between processors.
+        largest = max(1.2e-6 * e.abs().max().item(), 1.1 * (b.double() - e).abs().max().item())
+        assert (a.double() - e).abs().max() <= largest
 
 
 PAIRS = [
