@@ -1,93 +1,197 @@
-"""Products of features in irreps with the blocks of an equivariant map, one dense matrix for each irrep."""
+r"""Maps between features and regular fields in irreps, one dense matrix for each irrep, by a compiled loop.
+
+An irrep of m components over its endomorphism algebra stands K times in the features, and d times in each of F regular
+fields. A transform is a product of sparse matrices, whose columns are the channels of a field and whose rows are, irrep
+by irrep, the components and in them the copies. In irreps the map is one matrix ``(d F, K)`` for all components of an
+irrep. The loop, ``irreps.cpp``, takes some positions at a time, transforms, maps and transforms back while they are in
+the cache, and adds up the gradients of the matrices on the way.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-# An irrep of m components over its endomorphism algebra stands K times in the features, and d times in each of F
-# regular fields. In irreps features are a matrix (m, K, N) for each irrep, at N positions, and regular fields are one
-# tensor (H, F, N): irrep by irrep, component by component, the d copies. Weights are (d, F, K) for each irrep.
+from escnn_attention.functional.native.arguments import Array, Kernel
+from escnn_attention.functional.native.build import FOLDER
+from escnn_attention.geometry.cache import constant_result
+
+_STRIDED = "as its strides say"
+_PARTS = 3
+"""Parts of the regular fields, each in a tensor of its own: queries, keys and values."""
 
 
-_FEW = 2**14
-"""A product of at most so many multiplications takes less time than its call: then all fields are copied into one."""
+class Arguments(NamedTuple):
+    """What is read: features or regular fields, or both for the gradients of the weights."""
+
+    tables: Annotated[Tensor, Array("table of transforms", element="int64_t")]
+    values: Annotated[Tensor, Array("numbers of transforms")]
+    strides: Annotated[Tensor, Array("8, 5", element="int64_t")]
+    weights: Annotated[Tensor, Array("num_weights", "of each irrep (d, F, K)", gradient="void")]
+    bias: Annotated[Tensor | None, Array("num_biases", "of the trivial irrep", gradient="void")]
+    features: Annotated[Tensor | None, Array(_STRIDED)]
+    first: Annotated[Tensor | None, Array(_STRIDED, "regular fields")]
+    second: Annotated[Tensor | None, Array(_STRIDED)]
+    third: Annotated[Tensor | None, Array(_STRIDED)]
+    images: Annotated[int, "of features and fields"]
+    number: Annotated[int, "positions of an image"]
+    groups: Annotated[int, "of regular fields, in all parts"]
+    parts: Annotated[int, "of the groups"]
+    num_weights: Annotated[int, "of all irreps"]
+    num_biases: Annotated[int, "of the trivial irrep"]
+    bias_of_fields: Annotated[bool, "or of the features"]
 
 
-def transform(matrix: Tensor, x: Tensor, out: Tensor) -> None:
-    """The products of a matrix with each of ``(b, i, n)``, written to ``(b, o, n)``; both may have any strides."""
-    if len(x) == 1 or matrix.numel() * x.shape[2] > _FEW:
-        torch.bmm(matrix.expand(len(x), -1, -1), x, out=out)
-        return
-    rows, y = x.transpose(0, 1).flatten(1), out.transpose(0, 1)
-    if y.is_contiguous():
-        torch.mm(matrix, rows, out=y.view(len(y), -1))
-    else:
-        y.copy_((matrix @ rows).view(y.shape))
+class Results(NamedTuple):
+    """What is written: regular fields of the features, or features of the fields."""
+
+    made_features: Annotated[Tensor | None, Array(_STRIDED)] = None
+    made_first: Annotated[Tensor | None, Array(_STRIDED, "regular fields")] = None
+    made_second: Annotated[Tensor | None, Array(_STRIDED)] = None
+    made_third: Annotated[Tensor | None, Array(_STRIDED)] = None
 
 
-def _channels_inside(y: Tensor) -> bool:
-    return y.shape[3] == 1 or (y.stride(1) == 1 and y.stride(3) == y.shape[1])
+KERNEL = Kernel(FOLDER / "irreps.cpp", "a map in irreps", Arguments, Results)
 
 
-def are_matrices(y: Tensor) -> bool:
-    """Whether products read and write :func:`as_matrices` of regular fields without a copy."""
-    groups, number, order, channels = y.shape
-    together = groups == 1 or y.stride(0) == channels * y.stride(3)
-    return _channels_inside(y) or (together and 1 in (y.stride(1), y.stride(2), number, order))
+class Tables(NamedTuple):
+    """The transforms and sizes that the loop reads: whole numbers, and the numbers of the transforms."""
+
+    whole: np.ndarray
+    numbers: np.ndarray
 
 
-def as_matrices(y: Tensor) -> Tensor:
-    """Regular fields ``(G, N, H, C)`` as matrices ``(G, H, C N)`` or ``(G C, H, N)``."""
-    groups, number, order, channels = y.shape
-    if _channels_inside(y):
-        return y.permute(0, 2, 3, 1).view(groups, order, channels * number)
-    return y.permute(0, 3, 2, 1).view(groups * channels, order, number)
-
-
-class Copies:
-    """Room for the irreps of F regular fields at N positions.
+def tables(
+    order: int,
+    fields: int,
+    irreps: Sequence[tuple[int, int, int]],
+    poses: Sequence[np.ndarray],
+    segments: Sequence[tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]],
+) -> Tables:
+    """What the loop reads.
 
     Args:
-        poses: ``(H, H)``, from poses to irreps.
-        sizes: m and d of each irrep.
-        fields, number: F and N.
+        order, fields: how many poses and regular fields there are.
+        irreps: m, d and K of each irrep.
+        poses: one or two matrices whose product is the transform of a regular field, the last applied first.
+        segments: of the fields of a representation the channels of each, the rows of their transforms in all irreps
+            ``(size, number)``, and matrices as ``poses``.
+    """
+    whole: list[np.ndarray] = [np.array([order, fields, len(irreps), *np.ravel(irreps)])]
+    numbers: list[np.ndarray] = []
+
+    def add(factors: Sequence[np.ndarray]) -> None:
+        whole.append(np.array([len(factors)]))
+        for matrix in factors:
+            rows_of: dict[tuple[int, ...], list[int]] = {}  # with numbers in the same columns
+            for i, row in enumerate(matrix):
+                rows_of.setdefault(tuple(np.flatnonzero(row).tolist()), []).append(i)
+            whole.append(np.array([len(rows_of)]))
+            for columns, rows in rows_of.items():
+                whole.append(np.array([len(rows), len(columns), *rows, *columns]))
+                numbers.append(matrix[np.ix_(rows, columns)].ravel())
+
+    def add_both(factors: Sequence[np.ndarray]) -> None:
+        add(factors[::-1])
+        add([matrix.T for matrix in factors])
+
+    add_both(poses)
+    whole.append(np.array([len(segments)]))
+    for channels, rows, factors in segments:
+        whole.extend([np.array(channels.shape), channels.ravel(), rows.ravel()])
+        add_both(factors)
+    return Tables(np.concatenate(whole).astype(np.int64), np.concatenate(numbers))
+
+
+class Maps(NamedTuple):
+    """Which map there is: the tables, the weights, and how many groups of regular fields there are.
+
+    Attributes:
+        whole, numbers: the tables.
+        weights: of each irrep ``(d, F, K)``, one after the other.
+        groups: of the regular fields.
     """
 
-    def __init__(self, poses: Tensor, sizes: Sequence[tuple[int, int]], fields: int, number: int):
-        self.poses, self.room = poses, poses.new_empty(len(poses), fields, number)
-        split = self.room.split([m * d for m, d in sizes])
-        self.blocks = [part.view(m, d * fields, number) for (m, d), part in zip(sizes, split, strict=True)]
+    whole: Tensor
+    numbers: Tensor
+    weights: Tensor
+    groups: int
 
-    def read(self, y: Tensor) -> None:
-        """The irreps of regular fields as :func:`as_matrices` has them."""
-        transform(self.poses, y, self.room.view(len(self.room), len(y), -1).transpose(0, 1))
 
-    def write(self, y: Tensor) -> None:
-        """The regular fields of the irreps."""
-        transform(self.poses.T, self.room.view(len(self.room), len(y), -1).transpose(0, 1), y)
+def run(
+    maps: Maps,
+    features: Tensor | None = None,
+    fields: Sequence[Tensor] = (),
+    bias: Tensor | None = None,
+    made_features: Tensor | None = None,
+    made_fields: Sequence[Tensor] = (),
+    gradients: Sequence[Tensor | None] = (None, None),
+    bias_of_fields: bool = False,
+) -> None:
+    """Write the regular fields of features, or the features of fields by the transposed map; or gradients of weights.
 
-    def map_from(self, x: Sequence[Tensor], weights: Sequence[Tensor], bias: Tensor | None) -> None:
-        r"""The map of features, :math:`y_a = W_\rho x_a` for each component a of each irrep, and a bias ``(F, 1)``.
+    Tensors may lie in memory in any order.
 
-        Weights are ``(d F, K)`` here.
-        """
-        for w, copies, part in zip(weights, self.blocks, x, strict=True):
-            torch.bmm(w.expand(len(part), -1, -1), part, out=copies)
-        if bias is not None:
-            self.room[0] += bias
+    Args:
+        maps: the map.
+        features: ``(B, N, size)``, to read.
+        fields: ``(G, B, N, H, C)`` in up to three parts, to read.
+        bias: of the trivial irrep of what is written.
+        made_features, made_fields: to write.
+        gradients: those of the weights and of the bias, to fill, of features and fields that are the gradient of one
+            and the argument of the other.
+        bias_of_fields: whether the gradient of the bias is that of the regular fields, or else of the features.
+    """
+    shown = [(t, 0) for t in (features, made_features)] + [(t, 1) for t in (*_padded(fields), *_padded(made_fields))]
+    one, axis = next((t, axis) for t, axis in shown if t is not None)
+    images, number = one.shape[axis : axis + 2]
+    places = [_strides(t, axis, number) for t, axis in shown]
+    if number == 1 or all(
+        place[0] == number * place[1] for place in places
+    ):  # The positions of all images are one axis.
+        images, number = 1, images * number
+    first, second, third = _padded(fields)
+    arguments = Arguments(
+        maps.whole,
+        maps.numbers,
+        torch.tensor(places),
+        maps.weights,
+        bias,
+        features,
+        first,
+        second,
+        third,
+        images,
+        number,
+        maps.groups,
+        max(len(fields), len(made_fields)),
+        maps.weights.numel(),
+        0 if gradients[1] is None else gradients[1].numel(),
+        bias_of_fields,
+    )
+    KERNEL.run(maps.weights.dtype, arguments, Results(made_features, *_padded(made_fields)), gradients)
 
-    def map_to(self, x: Sequence[Tensor], weights: Sequence[Tensor], first: bool) -> None:
-        """The transpose of :meth:`map_from`; it is added to ``x`` unless it is the ``first``."""
-        for w, copies, part in zip(weights, self.blocks, x, strict=True):
-            part.baddbmm_(w.T.expand(len(part), -1, -1), copies, beta=int(not first))
 
-    def add_weight_gradients(self, x: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
-        """Add the gradients of the weights, of each component by itself, ``(m, d F, K)``."""
-        for of_weights, copies, part in zip(sums, self.blocks, x, strict=True):
-            if of_weights.dtype == part.dtype:
-                of_weights.baddbmm_(copies, part.mT)
-            else:  # A sum over images that is rounded after each of them would lose most of half precision.
-                of_weights += torch.bmm(copies, part.mT)
+def _strides(x: Tensor | None, axis: int, number: int) -> tuple[int, ...]:
+    """The strides of images and positions, which are the axis and the next, and of the others."""
+    if x is None:
+        return (0,) * 5
+    strides = x.stride()
+    image, position = strides[axis : axis + 2]
+    # The positions of images of one are images.
+    rest = strides[:axis] + strides[axis + 2 :]
+    return (*((0, image) if number == 1 else (image, position)), *rest, *(0,) * (3 - len(rest)))
+
+
+def _padded(parts: Sequence[Tensor]) -> list[Tensor | None]:
+    return [*parts, *[None] * (_PARTS - len(parts))]
+
+
+@constant_result
+def why_not_built(dtype: torch.dtype) -> str | None:
+    """Why there is no loop for numbers of this type, if there is none."""
+    return KERNEL.why_not_built(dtype)

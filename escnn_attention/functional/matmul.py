@@ -327,7 +327,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool =
     return y.view(groups, *x.shape[:-1], *shape[1:-1])
 
 
-def _one_product(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int = 1) -> list[Tensor]:
+def _one_product(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int = 1) -> Sequence[Tensor]:
     """The outputs of so many parts of the groups, by one product."""
     shape, groups = weight.shape, len(weight) // parts
     if bias is not None:
@@ -338,9 +338,9 @@ def _one_product(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int = 1)
     if len(weight) == 1:
         return [y.view(1, *x.shape[:-1], *shape[1:-1])]
     outputs = y.shape[1] // len(weight)
-    made = (y.view(-1, groups, outputs),) if parts == 1 else y.view(-1, parts, groups, outputs).unbind(1)
-    on_gpu, of_part = y.device.type in launch.DEVICES, (groups, *x.shape[:-1], *shape[1:-1])
-    return [(t.transpose(0, 1) if on_gpu else t.transpose(0, 1).contiguous()).view(of_part) for t in made]
+    made = y.view(-1, parts, groups, outputs).permute(1, 2, 0, 3)
+    made = made if y.device.type in launch.DEVICES else made.contiguous()
+    return made.view(parts, groups, *x.shape[:-1], *shape[1:-1]).unbind()
 
 
 def _linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool = False) -> Tensor:

@@ -314,12 +314,14 @@ class FrameSegment:
             basis of the r vectors that are the same for all elements of a coset.
         permutation: ``(|H|, n)``; of permutations, with ``(w @ matrices[h])[j] == w[permutation[h, j]]``; or None.
         irreps: the copies of each irrep of a finite group, the trivial one first; None for samples.
+        factors: sparse matrices whose product are the ``reads`` of all irreps, and those of all ``poses``.
     """
 
     columns: np.ndarray
     matrices: np.ndarray
     permutation: np.ndarray | None
     irreps: tuple[IrrepCopies, ...] | None = None
+    factors: tuple[Sequence[np.ndarray], Sequence[np.ndarray]] | None = None
 
 
 @_once
@@ -354,6 +356,56 @@ def _irreps_of(representation: Representation) -> tuple[tuple[IrrepCopies, ...],
             weights = np.einsum("eij,cjn->cein", algebra, written).reshape(-1, irrep.size, len(basis)) / scale
             copies.append(IrrepCopies(of_copies, weights, poses))
     return tuple(found[0]), tuple(found[1])
+
+
+@_once
+def _factors_of(representation: Representation) -> list[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]:
+    """The factors of the reads and of the poses of a representation, and of its dual."""
+    products = _products(representation.group)
+    found: list[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]] = []
+    for irreps in _irreps_of(representation):
+        reads = np.concatenate([i.reads.reshape(-1, representation.size) for i in irreps])
+        poses = np.concatenate([i.poses.reshape(-1, len(products)) for i in irreps])
+        found.append((_factorise(reads, products if is_regular(representation) else None), _factorise(poses, products)))
+    return found
+
+
+def _factorise(matrix: np.ndarray, products: np.ndarray | None) -> list[np.ndarray]:
+    """Sparse matrices with this product, the last applied first.
+
+    As in fast Fourier transforms, functions on the group, of which a column is an element, are transformed on the
+    cosets of a cyclic subgroup K first. The values of an irrep on a coset sK or Ks are combinations of those on K.
+
+    Source: Clausen and Baum, "Fast Fourier Transforms", 1993.
+    """
+    matrix = np.where(np.abs(matrix) < 1e-13, 0.0, matrix)
+    best = [matrix]
+    if products is None:
+        return best
+    identity = int(np.flatnonzero((products == np.arange(len(products))).all(1))[0])
+    seen = set()
+    for element in range(len(products)):
+        powers = [identity]
+        while (power := int(products[powers[-1], element])) != identity:
+            powers.append(power)
+        if frozenset(powers) in seen or len(powers) in (1, len(products)):
+            continue
+        seen.add(frozenset(powers))
+        basis = np.zeros((0, len(powers)))
+        for row in matrix[:, powers]:
+            rest = row - (row @ basis.T) @ basis
+            if (length := np.linalg.norm(rest)) > 1e-6:
+                basis = np.concatenate([basis, rest[None] / length])
+        for cosets in (products[:, powers], products[powers].T):
+            _, first = np.unique(cosets.min(1), return_index=True)
+            on_cosets = np.zeros_like(matrix)
+            for i, coset in enumerate(cosets[first]):
+                on_cosets[i * len(powers) + np.arange(len(powers))[:, None], coset] = basis
+            rest = matrix @ on_cosets.T
+            factors = [np.where(np.abs(m) < 1e-13, 0.0, m) for m in (rest, on_cosets)]
+            if sum(map(np.count_nonzero, factors)) < 0.9 * sum(map(np.count_nonzero, best)):
+                best = factors
+    return best
 
 
 def mass(field_type: FieldType) -> int:
@@ -394,7 +446,8 @@ def frames(field_type: FieldType, *, group: Fibers | None = None, dual: bool = F
             segments.append(FrameSegment(columns, _of_cosets(matrices, group.cosets), None))
             continue
         irreps = _irreps_of(representation)[dual] if group.samples is None else None
-        segments.append(FrameSegment(columns, matrices, _as_permutation(matrices), irreps))
+        factors = _factors_of(representation)[dual] if group.samples is None else None
+        segments.append(FrameSegment(columns, matrices, _as_permutation(matrices), irreps, factors))
     return segments
 
 

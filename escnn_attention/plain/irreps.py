@@ -22,19 +22,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from escnn_attention.functional import launch
-from escnn_attention.functional.autograd import PRECISE, needs_operators
-from escnn_attention.functional.irreps import Copies, are_matrices, as_matrices, transform
+from escnn_attention.functional.autograd import PRECISE, exactly, needs_operators
+from escnn_attention.functional.irreps import Maps, run, tables, why_not_built
 from escnn_attention.functional.matmul import of_one_precision
 from escnn_attention.plain.buffers import Derived, ExactBuffers
 
-_PER_NUMBER = 24
-_PER_PRODUCT = 2**20
-"""What a number moved between layouts and a call of a product cost, in multiplications of a large product.
+_PER_NUMBER = 8
+_PER_CALL = 3 * 2**20
+"""What a number that is read or written and a call cost, in multiplications of a large product.
 
-Measured on one core of a processor with AVX-512 in float32, forward and backward: the layouts and 10 µs a call. Weights
-of all poses give positions side by side without moving them."""
+Measured on one core in float32, forward and backward."""
+_NEVER = 2**63
 
 
 class IrrepCopies(Protocol):
@@ -59,56 +59,67 @@ class Segment(Protocol):
     def permutation(self) -> np.ndarray | None: ...
     @property
     def irreps(self) -> Sequence[IrrepCopies] | None: ...
+    @property
+    def factors(self) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]] | None: ...
 
 
 class Irreps(ExactBuffers):
     """The irreps of features, and of the F regular fields, in groups, that they are mapped to or from.
 
     ``invariants`` ``(size, k)`` are vectors along which a map to the features has a bias.
+
+    Attributes:
+        least: the number of positions from which irreps cost less.
+        multiplications, expanded: what the map costs at a position, in irreps and by the weights of all poses.
     """
 
+    least: int
     poses: Tensor
-    reads_0: Tensor
-    order: Tensor | None
-    back: Tensor | None
-    places: Tensor | None
+    whole: Tensor
+    numbers: Tensor
     invariants: Tensor | None
 
     def __init__(self, segments: Sequence[Segment], fields: int, groups: int = 1, invariants: np.ndarray | None = None):
         super().__init__()
         self.fields, self.groups = fields, groups
-        self._kept: Derived[list[Tensor]] = Derived()
+        self._kept: Derived[Tensor] = Derived()
         irreps = [segment.irreps or () for segment in segments]
         self.components = tuple(len(irrep.reads) for irrep in irreps[0])
         self.register_exact("poses", np.concatenate([i.poses.reshape(-1, i.poses.shape[2]) for i in irreps[0]]))
         self._copies = [[irrep.weights.shape[:2] for irrep in of_segment] for of_segment in irreps]
         self._shapes = [segment.columns.shape for segment in segments]
-        self._size = sum(segment.columns.size for segment in segments)
-        for i, ((_, size), of_segment) in enumerate(zip(self._shapes, irreps, strict=True)):
-            self.register_exact(f"reads_{i}", np.concatenate([irrep.reads.reshape(-1, size) for irrep in of_segment]))
-            self.register_exact(
-                f"weights_{i}", np.concatenate([irrep.weights.reshape(-1, size) for irrep in of_segment])
-            )
-            self.register_exact(f"columns_{i}", segments[i].columns)
         columns = np.concatenate([segment.columns.ravel() for segment in segments])
+        self._size = len(columns)
         # The fields of one representation, side by side, are an axis of the channels.
-        one = len(segments) == 1
-        self._ordered = one and bool((columns == np.arange(len(columns))).all())
+        self._ordered = len(segments) == 1 and bool((columns == np.arange(len(columns))).all())
         # By irrep and component; within them the segments follow each other.
         numbers = [
             np.repeat([r * len(columns) + a for r, i in enumerate(irrep) for a, _ in np.ndindex(i.reads.shape[:2])], n)
             for irrep, (n, _) in zip(irreps, self._shapes, strict=True)
         ]
-        order = np.concatenate(numbers).argsort(kind="stable")
-        tables = {"order": None if one else order, "back": None if one else order.argsort()}
-        tables["places"] = None if self._ordered else columns.argsort()
-        for name, table in tables.items():
-            self.register_exact(name, table)
+        rows = np.concatenate(numbers).argsort(kind="stable").argsort()
+        start, transforms = 0, []
+        for i, (segment, of_segment) in enumerate(zip(segments, irreps, strict=True)):
+            number, size = segment.columns.shape
+            self.register_exact(f"reads_{i}", np.concatenate([irrep.reads.reshape(-1, size) for irrep in of_segment]))
+            self.register_exact(
+                f"weights_{i}", np.concatenate([irrep.weights.reshape(-1, size) for irrep in of_segment])
+            )
+            self.register_exact(f"columns_{i}", segment.columns)
+            self.register_exact(f"rows_{i}", rows[start : start + number * size].reshape(size, number))
+            assert segment.factors is not None
+            transforms.append((segment.columns, rows[start : start + number * size], segment.factors[0]))
+            start += number * size
+        assert segments[0].factors is not None
+        poses = segments[0].factors[1]
+        copies = [d for _, d in self._copies[0]]
+        sizes = list(zip(self.components, copies, self._numbers(), strict=True))
+        made = tables(self.poses.shape[0], fields, sizes, poses, transforms)
+        self.register_exact("whole", made.whole)
+        self.register_exact("numbers", made.numbers)
         self.register_exact("invariants", None)
         if invariants is not None:
-            trivial = np.zeros(
-                (len(columns), sum(n * c[0][0] for (n, _), c in zip(self._shapes, self._copies, strict=True)))
-            )
+            trivial = np.zeros((len(columns), self._numbers()[0]))
             start = 0
             for segment, (irrep, *_) in zip(segments, irreps, strict=True):
                 for read in irrep.reads[0]:
@@ -116,7 +127,7 @@ class Irreps(ExactBuffers):
                         trivial[of_field, start] = read
                         start += 1
             self.register_exact("invariants", np.linalg.lstsq(trivial, invariants, rcond=None)[0])
-        self._count()
+        self._count(poses, [factors for *_, factors in transforms])
 
     @classmethod
     def of(
@@ -126,29 +137,34 @@ class Irreps(ExactBuffers):
         if any(segment.irreps is None for segment in segments):
             return None
         irreps = cls(segments, fields, groups, invariants)
-        return irreps if irreps._saved > 0 else None
+        return None if irreps.least == _NEVER else irreps
 
-    def _count(self) -> None:
-        """What it saves at each position, and costs in each call, in multiplications of a large product."""
+    def _count(self, poses: Sequence[np.ndarray], reads: Sequence[Sequence[np.ndarray]]) -> None:
+        """Count what it saves at each position, and costs in each call, in multiplications of a large product."""
         order, size = self.poses.shape[0], self._size
-        dense = self.fields * order * size
-        moved = self.fields * order * (order + _PER_NUMBER) + sum(c * n * (n + _PER_NUMBER) for c, n in self._shapes)
+
+        def entries(factors: Sequence[np.ndarray]) -> int:
+            return sum(np.count_nonzero(matrix) for matrix in factors)
+
+        moved = self.fields * (entries(poses) + order * _PER_NUMBER)
+        moved += sum(n * (entries(read) + s * _PER_NUMBER) for (n, s), read in zip(self._shapes, reads, strict=True))
         products, weights = 0, 0
         for (number, n), copies in zip(self._shapes, self._copies, strict=True):
             for m, (k, d) in zip(self.components, copies, strict=True):
                 products += m * self.fields * d * number * k
                 weights += self.fields * number * n * k * d
-        calls = 8 + (order if self.groups > 1 else sum(self.components)) + len(self.components) * len(self._shapes)
-        self._saved, self._overhead = dense - moved - products, weights + _PER_PRODUCT * calls
+        self.multiplications = moved - _PER_NUMBER * (self.fields * order + size) + products
+        self.expanded = self.fields * order * size
+        saved = self.expanded - moved - products
+        self.least = (weights + _PER_CALL) // saved + 1 if saved > 0 else _NEVER
 
-    def pays(self, x: Tensor, weight: Tensor, number: int) -> bool:
-        """Whether irreps cost less at so many positions, on CPUs.
-
-        A program holds no decision that depends on a size.
-        """
-        if x.device.type in launch.DEVICES or torch.compiler.is_compiling() or needs_operators(x, weight):
+    def serve(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether the loop can compute the map: on CPUs, and not in programs."""
+        if x.device.type != "cpu" or type(x) not in _ORDINARY or x.dtype not in PRECISE:
             return False
-        return number * self._saved > self._overhead
+        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or needs_operators(x, weight):
+            return False
+        return not why_not_built(PRECISE[x.dtype])
 
     def to_poses(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, parts: int = 1, side_by_side: bool = False
@@ -178,103 +194,73 @@ class Irreps(ExactBuffers):
     ) -> tuple[Tensor, ...]:
         x, weight = of_one_precision(x, weight)
         bias = None if bias is None else bias.to(x.dtype)
-        weights = self._kept.of(weight, self._weights, self.training)
         if torch.is_grad_enabled():
-            found: tuple[Tensor, ...] = _Map.apply(self, parts, side_by_side, x, bias, *weights)
+            found: tuple[Tensor, ...] = _Map.apply(self, parts, side_by_side, x, bias, weight)
             return found
-        return self.compute(x, bias, weights, parts, side_by_side)
+        return self.compute(x, bias, self._kept.of(weight, self.weights, self.training), parts, side_by_side)
+
+    def _maps(self, weights: Tensor) -> Maps:
+        dtype = weights.dtype
+        return Maps(self.whole, self._precise("numbers", dtype), weights, self.groups)
+
+    def _precise(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A constant in the precision of sums."""
+        rounded: Tensor = getattr(self, name)
+        return rounded if rounded.dtype == dtype else self._exact[name].to(dtype)
 
     def compute(
-        self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor], parts: int, side_by_side: bool
+        self, x: Tensor, bias: Tensor | None, weights: Tensor, parts: int, side_by_side: bool
     ) -> tuple[Tensor, ...]:
         """Regular fields of features in so many parts; with none, features of regular fields."""
-        of_parts, bias = _by_part(weights, parts), None if bias is None else bias.unsqueeze(1)
-        if not parts:
-            y = _readable_fields(x)
-            found = self._room_of_features(y)
-            lines = _lines([found], [y])
-            copies, room = self._room(found, len(lines[0][0][0]), 1)
-            for (features,), (fields,) in lines:
-                copies.read(fields)
-                copies.map_to(self._split(room), of_parts[0], True)
-                if bias is not None:
-                    self._split(room)[0].add_(bias)
-                self._synthesise(room, features)
-            return (found,)
-        x = _readable(x)
-        made = [self._room_of_fields(x, parts, side_by_side) for _ in range(parts)]
-        lines = _lines([x], made)
-        copies, room = self._room(x, len(lines[0][0][0]), parts)
-        biases = [None] * parts if bias is None else bias.chunk(parts)
-        for (features,), parts_of_line in lines:
-            seen = self._analyse(features, room)
-            for fields, of_part, of_bias in zip(parts_of_line, of_parts, biases, strict=True):
-                copies.map_from(seen, of_part, of_bias)
-                copies.write(fields)
-        return tuple(made)
+        maps, given = self._maps(weights), _readable(x, 0 if parts else 1)
+        bias = None if bias is None else bias.to(maps.weights.dtype)
+        if parts:
+            made = [self._room_of_fields(given, parts, side_by_side) for _ in range(parts)]
+            run(maps, features=given, bias=bias, made_fields=made)
+        else:
+            made = [self._room_of_features(given)]
+            run(maps, fields=[given], bias=bias, made_features=made[0])
+        return tuple(y.to(x.dtype) for y in made)
 
     def differentiate(
-        self, grads: Sequence[Tensor], x: Tensor, weights: Sequence[Tensor], parts: int
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The gradients of the input, of the bias of the trivial irrep, and of the weights of each irrep."""
-        features = _readable(x if parts else grads[0])
-        fields = [_readable_fields(y) for y in (grads if parts else (x,))]
-        out = torch.empty_like(features) if parts else _room_like(fields[0])
-        lines = _lines([features, out], fields) if parts else _lines([features], [*fields, out])
-        copies, room = self._room(features, len(lines[0][0][0]), max(1, parts))
-        of_parts, found = _by_part(weights, parts), torch.empty_like(room)
-        exact = PRECISE[room.dtype]
-        sums = [
-            [room.new_zeros(m, *w.shape, dtype=exact) for m, w in zip(self.components, ws, strict=True)]
-            for ws in of_parts
-        ]
-        of_bias = room.new_zeros(len(sums), copies.room.shape[1] if parts else sums[0][0].shape[2], dtype=exact)
-        for of_features, of_fields in lines:
-            seen = self._analyse(of_features[0], room)
-            for i, (of_part, of_sums) in enumerate(zip(of_parts, sums, strict=True)):
-                copies.read(of_fields[i])
-                copies.add_weight_gradients(seen, of_sums)
-                of_bias[i] += (copies.room if parts else seen[0])[0].sum(1, dtype=exact)
-                if parts:
-                    copies.map_to(self._split(found), of_part, i == 0)
-            if parts:
-                self._synthesise(found, of_features[1])
-            else:
-                copies.map_from(seen, of_parts[0], None)
-                copies.write(of_fields[1])
-        of_irreps = zip(*sums, strict=True)
-        of_weights = [
-            torch.cat([part.sum(0).view(len(w), -1, w.shape[2]) for part in of_irrep], 1).to(w.dtype)
-            for w, of_irrep in zip(weights, of_irreps, strict=True)
-        ]
-        return out, of_bias.flatten().to(room.dtype), of_weights
+        self, grads: Sequence[Tensor], x: Tensor, weights: Tensor, parts: int, needed: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """The needed gradients: of the input, of the bias of the trivial irrep, and of a pose's weights."""
+        maps = self._maps(weights)
+        features = _readable(x if parts else grads[0], 0)
+        fields = [_readable(y, 1) for y in (grads if parts else (x,))]
+        out = torch.empty_like(features if parts else fields[0]) if needed[0] else None
+        of_bias = features.new_empty(self.fields if parts else self._numbers()[0]) if needed[1] else None
+        of_weights = torch.empty_like(maps.weights) if needed[2] else None
+        made = {} if out is None else {"made_features": out} if parts else {"made_fields": [out]}
+        run(maps, features, fields, gradients=(of_weights, of_bias), bias_of_fields=bool(parts), **made)
+        with exactly(x.device.type):
+            of_weight = None if of_weights is None else self._of_pose(of_weights)
+        return [None if t is None else t.to(x.dtype) for t in (out, of_bias, of_weight)]
 
-    def plainly(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor], parts: int) -> Tensor:
+    def plainly(self, x: Tensor, bias: Tensor | None, weight: Tensor, parts: int) -> Tensor:
         """:meth:`compute` by operations that autograd looks through, all parts in one."""
-        with torch.no_grad():
-            eye = torch.eye(self._size, dtype=x.dtype)
-            matrix = torch.cat([part.flatten(0, 1) for part in self._analyse(eye, torch.empty_like(eye))])
-        poses = self.poses.to(x.dtype)
+        matrix = x.new_zeros(self._size, self._size)
+        for i in range(len(self._shapes)):
+            rows, columns = getattr(self, f"rows_{i}").T, getattr(self, f"columns_{i}")
+            matrix[rows[:, :, None], columns[:, None]] = getattr(self, f"reads_{i}").to(x.dtype)
+        poses, weights = self.poses.to(x.dtype), self._by_irrep(self.weights(weight))
         if parts:
             seen = self._split(matrix @ x.flatten(0, 1).T)
-            y = torch.cat([torch.einsum("mkn,dfk->mdfn", *p).flatten(0, 1) for p in zip(seen, weights, strict=True)])
+            y = torch.cat(
+                [torch.einsum("mkn,dfk->mdfn", *pair).flatten(0, 1) for pair in zip(seen, weights, strict=True)]
+            )
             y = y if bias is None else torch.cat([y[:1] + bias[:, None], y[1:]])
             fields = torch.einsum("ih,ifn->nhf", poses, y).unflatten(2, (self.groups, -1))
             return fields.unflatten(0, x.shape[:2]).movedim(3, 0)
         y = torch.einsum("ih,gbnhc->igcbn", poses, x).flatten(3).flatten(1, 2)
-        split = y.split([m * len(w) for m, w in zip(self.components, weights, strict=True)])
+        split = y.split([m * c[1] for m, c in zip(self.components, self._copies[0], strict=True)])
         found = [
             torch.einsum("mdfn,dfk->mkn", part.unflatten(0, (-1, len(w))), w)
             for part, w in zip(split, weights, strict=True)
         ]
         found = found if bias is None else [found[0] + bias[:, None], *found[1:]]
         return (matrix.T @ torch.cat([part.flatten(0, 1) for part in found])).T.unflatten(0, x.shape[1:3])
-
-    def _room(self, like: Tensor, number: int, parts: int) -> tuple[Copies, Tensor]:
-        """Room for the regular fields of a part and for features in irreps, at so many positions."""
-        sizes = [(m, d) for m, (_, d) in zip(self.components, self._copies[0], strict=True)]
-        copies = Copies(self.poses.to(like.dtype), sizes, self.fields // parts, number)
-        return copies, like.new_empty(self._size, number)
 
     def _room_of_fields(self, x: Tensor, parts: int, side_by_side: bool) -> Tensor:
         """Room for the regular fields of a part: heads by position, if not asked otherwise.
@@ -299,63 +285,80 @@ class Irreps(ExactBuffers):
             return y.new_empty(images, self._size, number).transpose(1, 2)
         return y.new_empty(images, number, self._size)
 
-    def _analyse(self, x: Tensor, room: Tensor) -> list[Tensor]:
-        """The irreps ``(m, K, N)`` of features ``(N, size)``, which are written to the room if these have one type."""
-        start, x = 0, x.T if self._ordered else x.T.contiguous()  # Of two axes torch makes the transpose in tiles.
-        for i, (number, size) in enumerate(self._shapes):
-            of_segment = x if self._ordered else x.index_select(0, getattr(self, f"columns_{i}").flatten())
-            found = room[start : start + number * size].view(size, number, -1).transpose(0, 1)
-            transform(getattr(self, f"reads_{i}").to(x.dtype), of_segment.unflatten(0, (number, size)), found)
-            start += number * size
-        return self._split(room if self.order is None else room.index_select(0, self.order))
-
-    def _synthesise(self, room: Tensor, out: Tensor) -> None:
-        """Write features ``(N, size)`` of their irreps, the transpose of :meth:`_analyse`."""
-        room = room if self.back is None else room.index_select(0, self.back)
-        start, y = 0, out.T if self._ordered else torch.empty_like(room)
-        for i, (number, size) in enumerate(self._shapes):
-            part = slice(start, start + number * size)
-            seen = room[part].view(size, number, -1).transpose(0, 1)
-            transform(getattr(self, f"reads_{i}").to(y.dtype).T, seen, y[part].unflatten(0, (number, size)))
-            start += number * size
-        if self.places is not None:
-            out.T.copy_(y.index_select(0, self.places))
+    def _numbers(self) -> list[int]:
+        """How often each irrep stands in the features."""
+        copies = [[n * k for k, _ in c] for (n, _), c in zip(self._shapes, self._copies, strict=True)]
+        return [sum(of_irrep) for of_irrep in zip(*copies, strict=True)]
 
     def _split(self, found: Tensor) -> list[Tensor]:
         """Components and copies ``(m, K, N)`` of each irrep, of ``(size, N)``."""
-        copies = [
-            sum(c[r][0] * n for (n, _), c in zip(self._shapes, self._copies, strict=True))
-            for r in range(len(self.components))
-        ]
-        parts = found.split([m * k for m, k in zip(self.components, copies, strict=True)])
-        return [part.unflatten(0, (m, k)) for part, m, k in zip(parts, self.components, copies, strict=True)]
+        sizes = list(zip(self.components, self._numbers(), strict=True))
+        parts = found.split([m * k for m, k in sizes])
+        return [part.unflatten(0, size) for part, size in zip(parts, sizes, strict=True)]
 
-    def _weights(self, weight: Tensor) -> list[Tensor]:
-        """The weights of each irrep, ``(d, F, K)``, of those of a pose ``(F, size)``."""
+    def _by_irrep(self, weights: Tensor) -> list[Tensor]:
+        """The weights ``(d, F, K)`` of each irrep."""
+        sizes = [(c[1], self.fields, k) for c, k in zip(self._copies[0], self._numbers(), strict=True)]
+        return [w.view(size) for w, size in zip(weights.split([math.prod(s) for s in sizes]), sizes, strict=True)]
+
+    def weights(self, weight: Tensor) -> Tensor:
+        """The weights of each irrep, ``(d, F, K)``, one after the other, of those of a pose ``(F, size)``.
+
+        They are in the precision of sums.
+        """
+        with exactly(weight.device.type):
+            return self._weights(weight.to(PRECISE[weight.dtype]))
+
+    def _weights(self, weight: Tensor) -> Tensor:
         parts: list[list[Tensor]] = [[] for _ in self.components]
         for i, ((number, size), copies) in enumerate(zip(self._shapes, self._copies, strict=True)):
             part = weight if self._ordered else weight.index_select(1, getattr(self, f"columns_{i}").flatten())
-            found = part.view(-1, size) @ getattr(self, f"weights_{i}").to(weight.dtype).T
+            found = part.view(-1, size) @ self._precise(f"weights_{i}", weight.dtype).T
             split = found.view(self.fields, number, -1).split([k * d for k, d in copies], 2)
             for of_irrep, one, (k, d) in zip(parts, split, copies, strict=True):
                 of_irrep.append(one.unflatten(2, (k, d)).permute(3, 0, 2, 1).flatten(2))
-        return [of_irrep[0] if len(of_irrep) == 1 else torch.cat(of_irrep, 2) for of_irrep in parts]
+        together = [of_irrep[0] if len(of_irrep) == 1 else torch.cat(of_irrep, 2) for of_irrep in parts]
+        return torch.cat([of_irrep.flatten() for of_irrep in together])
+
+    def _of_pose(self, gradients: Tensor) -> Tensor:
+        """The gradients of a pose's weights ``(F, size)``: the transpose of :meth:`weights`."""
+        of_irreps, out = (
+            self._by_irrep(gradients),
+            None if self._ordered else gradients.new_empty(self.fields, self._size),
+        )
+        firsts = [0] * len(of_irreps)
+        for i, ((number, _), copies) in enumerate(zip(self._shapes, self._copies, strict=True)):
+            found = []
+            for r, (k, _) in enumerate(copies):
+                of_segment = of_irreps[r][:, :, firsts[r] : firsts[r] + k * number]
+                firsts[r] += k * number
+                found.append(of_segment.unflatten(2, (k, number)).permute(1, 3, 2, 0).flatten(2))
+            part = torch.cat(found, 2).flatten(0, 1) @ self._precise(f"weights_{i}", gradients.dtype)
+            if out is None:
+                return part.view(self.fields, self._size)
+            out[:, getattr(self, f"columns_{i}").flatten()] = part.view(self.fields, -1)
+        assert out is not None
+        return out
 
 
+_ORDINARY = {Tensor, Parameter}
 # Of fewer positions side by side images are copied to rows.
 _MANY_POSITIONS = 64
 
 
-def _lines(x: Sequence[Tensor], y: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Features ``(B, N, size)`` and regular fields ``(G, B, N, H, C)`` of all positions, or of each image.
+def _readable(x: Tensor, axis: int) -> Tensor:
+    """Features ``(B, N, size)`` or regular fields ``(G, B, N, H, C)`` in the precision of sums, as the loop reads them.
 
-    There are features ``(N, size)``, and fields as :func:`as_matrices` has them.
+    They are copied, position by position, if no axis is side by side in memory, or few positions of each image are.
     """
-    if all(_is_one_line(t, 0) for t in x) and all(_is_one_line(t, 1) for t in y):
-        lines = [([t.flatten(0, 1) for t in x], [t.flatten(1, 2) for t in y])]
-    else:
-        lines = [([t[i] for t in x], [t[:, i] for t in y]) for i in range(len(x[0]))]
-    return [(of_x, [as_matrices(t) for t in of_y]) for of_x, of_y in lines]
+    x = x.to(PRECISE[x.dtype])
+    number = x.shape[axis + 1]
+    apart = not _is_one_line(x, axis) and number < _MANY_POSITIONS
+    if not apart and 1 in x.stride()[axis + 1 :]:
+        return x
+    if not axis:
+        return x.contiguous()
+    return x.new_empty([x.shape[i] for i in (1, 2, 0, 4, 3)]).permute(2, 0, 1, 4, 3).copy_(x)
 
 
 def _is_one_line(x: Tensor, axis: int) -> bool:
@@ -364,61 +367,28 @@ def _is_one_line(x: Tensor, axis: int) -> bool:
     return images <= 1 or number == 1 or x.stride(axis) == number * x.stride(axis + 1)
 
 
-def _readable(x: Tensor) -> Tensor:
-    """Features ``(B, N, size)``, copied if products cannot read them."""
-    apart = not _is_one_line(x, 0) and x.shape[1] < _MANY_POSITIONS
-    return x.contiguous() if apart or 1 not in x.stride()[1:] else x
-
-
-def _readable_fields(y: Tensor) -> Tensor:
-    """Regular fields ``(G, B, N, H, C)``, copied if products cannot read them."""
-    apart = not _is_one_line(y, 1) and y.shape[2] < _MANY_POSITIONS
-    return _new_rows(y).copy_(y) if apart or not are_matrices(_a_line(y)) else y
-
-
-def _room_like(y: Tensor) -> Tensor:
-    """Room for regular fields, in the layout of ``y`` if that is without gaps."""
-    room = torch.empty_like(y)
-    return room if are_matrices(_a_line(room)) else _new_rows(y)
-
-
-def _a_line(y: Tensor) -> Tensor:
-    """Regular fields of all positions, or of an image."""
-    return y.flatten(1, 2) if _is_one_line(y, 1) else y[:, 0]
-
-
-def _new_rows(y: Tensor) -> Tensor:
-    """Room for regular fields ``(G, B, N, H, C)`` of one position after the other, field by field."""
-    return y.new_empty([y.shape[i] for i in (1, 2, 0, 4, 3)]).permute(2, 0, 1, 4, 3)
-
-
-def _by_part(weights: Sequence[Tensor], parts: int) -> list[list[Tensor]]:
-    """The weights ``(d F, K)`` of each irrep, of so many parts of the fields."""
-    of_parts = zip(*(w.chunk(max(1, parts), 1) for w in weights), strict=True)
-    return [[w.flatten(0, 1) for w in of_part] for of_part in of_parts]
-
-
 class _Map(torch.autograd.Function):
-    """The map and its transpose, with gradients in the layout of their input: of views autograd would copy them."""
+    """The map or its transpose, with gradients in the layout of their input: of views autograd would copy them."""
 
     @staticmethod
-    def forward(ctx: Any, irreps: Irreps, parts: int, side_by_side: bool, x: Tensor, *arguments: Tensor) -> Any:
+    def forward(
+        ctx: Any, irreps: Irreps, parts: int, side_by_side: bool, x: Tensor, bias: Tensor | None, weight: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.irreps, ctx.parts = irreps, parts
-        ctx.save_for_backward(x, *arguments)
-        bias, *weights = arguments
+        weights = irreps.weights(weight)
+        ctx.save_for_backward(x, bias, weight, weights)
         return irreps.compute(x, bias, weights, parts, side_by_side)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         irreps, parts, needed = ctx.irreps, ctx.parts, ctx.needs_input_grad[3:]
-        x, bias, *weights = ctx.saved_tensors
+        *leaves, weights = ctx.saved_tensors
         if torch.is_grad_enabled():
-            wanted = [t for t, need in zip((x, bias, *weights), needed, strict=True) if need]
-            y = irreps.plainly(x, bias, weights, parts)
+            wanted = [t for t, need in zip(leaves, needed, strict=True) if need]
+            y = irreps.plainly(*leaves, parts)
             found = iter(torch.autograd.grad(y, wanted, torch.cat(grads), create_graph=True))
             return (None, None, None, *(next(found) if need else None for need in needed))
-        of_x, of_bias, of_weights = irreps.differentiate(grads, x, weights, parts)
-        return None, None, None, of_x, of_bias if needed[1] else None, *of_weights
+        return (None, None, None, *irreps.differentiate(grads, leaves[0], weights, parts, needed))
 
 
 class Isotypic(NamedTuple):

@@ -215,6 +215,11 @@ def _pose_by_pose(x: Tensor, order: int, weight: Tensor, bias: Tensor | None = N
     return F.linear(rows, weight, bias).view(len(x), order, -1).mT.flatten(1)
 
 
+def in_irreps(irreps: Irreps, x: Tensor, weight: Tensor, number: int) -> bool:
+    """Whether a map of so many positions, in programs any number of them, takes less time in irreps."""
+    return not (isinstance(number, int) and number < irreps.least) and irreps.serve(x, weight)
+
+
 class ToPoses(Versioned):
     """The projection of features ``(B, N, size)`` to regular fields, ``(groups, B, N, |H|, fields // groups)``.
 
@@ -279,8 +284,7 @@ class ToPoses(Versioned):
             of_poses = of_poses if parts == 1 else of_poses.contiguous()  # one copy for all parts
             weight = self.weight.unflatten(0, (self.groups, fields))
             return grouped_linears(parts, of_poses, weight, None if bias is None else bias.squeeze(1))
-        number = x.shape[1] if side_by_side else math.prod(x.shape[:-1])
-        if self.irreps is not None and self.irreps.pays(x, self.weight, number):
+        if self.irreps is not None and in_irreps(self.irreps, x, self.weight, math.prod(x.shape[:-1])):
             return self.irreps.to_poses(x, self.weight, bias, parts, bool(side_by_side))
         weight, columns = self.frames.map(self.weight, self.groups)
         if self.groups > 1:
@@ -339,9 +343,7 @@ class FromPoses(ExactBuffers):
         return F.linear(y, self.frames.matrix(self.weight, self.groups).mT, bias)
 
     def forward(self, y: Tensor) -> Tensor:
-        by_image = y.stride(2) == 1 and y.stride(1) != y.shape[2]
-        number = y.shape[2] if by_image else math.prod(y.shape[1:-2])
-        if self.irreps is not None and self.irreps.pays(y, self.weight, number):
+        if self.irreps is not None and in_irreps(self.irreps, y, self.weight, math.prod(y.shape[1:-2])):
             return self.irreps.from_poses(y, self.weight, self.bias)
         if self.frames is None:
             weight = self.weight.T.unflatten(0, (self.groups, -1))
@@ -546,7 +548,7 @@ class PoseLinear(torch.nn.Module):
         irreps, weight = self.projection.irreps, self.projection.weight
         in_rows = x.dim() == 2 and x.device.type not in launch.DEVICES and not needs_operators(x, weight)
         in_rows = in_rows and x.numel() <= SMALL
-        if in_rows and (irreps is None or not irreps.pays(x, weight, len(x))):
+        if in_rows and (irreps is None or not in_irreps(irreps, x, weight, len(x))):
             return self.projection.of_rows(x)
         # Channels last, and as one row of positions.
         y = x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1)

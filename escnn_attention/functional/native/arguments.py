@@ -40,7 +40,7 @@ from escnn_attention.geometry.cache import constant_result
 
 _logger = logging.getLogger(__name__)
 
-LOOPS = ("grid.native", "points.native", "points.pair_mlp")
+LOOPS = ("grid.native", "points.native", "points.pair_mlp", "irreps")
 """The modules of :mod:`escnn_attention.functional` that have a compiled loop, a ``KERNEL``."""
 
 Arguments = TypeVar("Arguments", bound=tuple)  # type: ignore[type-arg]

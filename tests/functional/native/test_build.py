@@ -345,18 +345,24 @@ def pairs(tests):
     _same(*(tests.outcomes(f, tensors) for f in (tests.natively, tests.written_out)))
 
 
+def maps(tests):
+    case = tests.Case(images=2, number=70, fields=7, groups=2, copies=(2, 9, 4))
+    _same(case.natively(), case.written_out())
+
+
 @pytest.mark.sampled(1, of="loops that are compiled anew")  # each takes ten seconds
 @pytest.mark.parametrize("instructions", ["-mno-avx512f", "-mno-avx"])
 @pytest.mark.parametrize(
     ("module", "check"),
-    [("grid.native", grids), ("points.native", points), ("points.pair_mlp", pairs)],
+    [("grid.native", grids), ("points.native", points), ("points.pair_mlp", pairs), ("irreps", maps)],
 )
 def test_narrower_vectors(monkeypatch, tmp_path, compiler, module, check, instructions):
     """What a processor without them gets."""
     if not {"avx2", "avx512f"} <= set(re.findall(r"\w+", _cpu_flags())):
         pytest.skip("this processor has no wider ones")
     loop = importlib.import_module(f"escnn_attention.functional.{module}")
-    tests = importlib.import_module("tests.functional." + module.replace(".", ".test_"))
+    *folders, name = module.split(".")
+    tests = importlib.import_module(".".join(["tests.functional", *folders, f"test_{name}"]))
     monkeypatch.setenv("CXX", f"{' '.join(compiler)} {instructions}")
     monkeypatch.setenv("ESCNN_ATTENTION_CACHE", str(tmp_path))
     library = compiled.library.__wrapped__(loop.KERNEL.source, "NUMBER=double")

@@ -42,11 +42,14 @@ class Room {
     template <class T> void keep(std::unique_ptr<T[]> numbers, int64_t size) {
         if constexpr (std::is_same_v<T, NUMBER>)
             memory.emplace_back(std::move(numbers), size);
+        else if constexpr (std::is_same_v<T, int64_t>)
+            whole.push_back(std::move(numbers));
         else
             tables.emplace_back(std::move(numbers), size);
     }
 
     std::vector<std::pair<std::unique_ptr<NUMBER[]>, int64_t>> memory;
     std::vector<std::pair<std::unique_ptr<double[]>, int64_t>> tables;  // of gradients in double precision
+    std::vector<std::unique_ptr<int64_t[]>> whole;
     std::mt19937 generator{0};
 };

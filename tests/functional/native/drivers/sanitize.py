@@ -21,7 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[3] / "escnn_attention" / "functional" / "native"
 
-LOOPS = ("grids", "points", "pair_mlp")
+LOOPS = ("grids", "points", "pair_mlp", "irreps")
 SANITIZERS = {
     "address": "-fsanitize=address,undefined",
     "thread": "-fsanitize=thread",
