@@ -32,6 +32,7 @@ from escnn_attention.plain.projections import (
     HeadModule,
     Scalars,
     ToPoses,
+    in_irreps,
     in_one_pose,
 )
 
@@ -39,15 +40,9 @@ _MANY_POSITIONS = 64
 """Of so many positions linear maps of single images are as fast as those of all images together."""
 
 
-_FEW_WEIGHTS = 2**20
-"""Products of at most so many weights take less time than products in irreps, without gradients."""
-
-
-def has_few_weights(project_in: ToPoses | Scalars, project_out: FromPoses) -> bool:
-    """Whether rows of channels are mapped to heads and back in the least time by expanded weights."""
-    if isinstance(project_in, Scalars) or project_in.frames is None or project_out.groups == 1:
-        return False
-    return project_in.irreps is None or project_in.order * project_in.weight.numel() <= _FEW_WEIGHTS
+def maps_rows(project_in: ToPoses | Scalars, project_out: FromPoses) -> bool:
+    """Whether rows of channels can be mapped to heads and back by one product each."""
+    return not isinstance(project_in, Scalars) and project_in.frames is not None and project_out.groups > 1
 
 
 @dataclass(frozen=True)
@@ -152,7 +147,7 @@ class SelfAttention(HeadModule):
         # Scores are products of the channels of all poses, and every position sees every other.
         self.by_content = self.shared_scores and encoding.form is None and not encoding.rotates
         self.by_content &= mode.normalization == "softmax" and needs.queries and needs.keys and query_weight == 1
-        self.by_content &= window.looks_everywhere and not self.resizes and has_few_weights(project_in, project_out)
+        self.by_content &= window.looks_everywhere and not self.resizes and maps_rows(project_in, project_out)
         self.start()
 
     @torch.no_grad()
@@ -217,8 +212,16 @@ class SelfAttention(HeadModule):
 
     def _attend_by_content(self, rows: Tensor) -> Tensor:
         """The attention of rows of channels ``(B, N, in)``, in rows ``(B, N, out)``."""
-        assert isinstance(self.project_in, ToPoses)
-        fields = self.project_in.of_rows(rows).unflatten(-1, (3, self.num_heads, -1))
+        project_in = self.project_in
+        assert isinstance(project_in, ToPoses)
+        irreps = project_in.irreps
+        if irreps is not None and in_irreps(irreps, rows, project_in.weight, math.prod(rows.shape[:2])):
+            # Poses lie inside the channels of a head.
+            made = (t.permute(1, 0, 2, 4, 3) for t in project_in.in_parts(rows, 3))
+            queries, values, keys = (t.flatten(3) for t in made)
+            y = F.scaled_dot_product_attention(queries, keys, values)
+            return self.project_out(y.unflatten(3, (self.channels, -1)).permute(1, 0, 2, 4, 3))
+        fields = project_in.of_rows(rows).unflatten(-1, (3, self.num_heads, -1))
         queries, values, keys = fields.permute(2, 0, 3, 1, 4).unbind()
         y = F.scaled_dot_product_attention(queries, keys, values)
         return self.project_out.of_rows(y.transpose(1, 2).flatten(2))

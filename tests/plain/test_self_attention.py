@@ -337,6 +337,7 @@ CONTENT = {
     "cosets": lambda g: (FieldType(g, 4 * [g.regular_repr]), {"poses": (None, 2), "head_fields": 8}),
     "without bias": lambda g: (FieldType(g, 4 * [g.regular_repr]), {"bias": False}),
     "one head": lambda g: (FieldType(g, 4 * [g.regular_repr]), {"num_heads": 1}),
+    "in irreps": lambda g: (FieldType(g, 16 * [g.regular_repr]), {}),
 }
 
 
@@ -349,6 +350,8 @@ def test_attention_by_content_without_gradients_is_the_formula(kind, monkeypatch
     plain = GroupSelfAttention(fields, fields, **given).double().eval().plain
     for parameter in plain.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
+    if kind == "in irreps":
+        plain.project_in.irreps.least = plain.project_out.irreps.least = 0
     calls, computed = [], SelfAttention._attend_by_content
     monkeypatch.setattr(SelfAttention, "_attend_by_content", lambda *given: calls.append(1) or computed(*given))
     x = torch.randn(2, fields.size, 7, dtype=torch.float64)
