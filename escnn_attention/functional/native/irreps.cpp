@@ -1,8 +1,8 @@
 // Maps between features and regular fields in irreps, and their gradients, for functional/irreps.py.
 //
-// A worker makes everything of a tile of positions, the lanes of vectors, while it is in the cache: the irreps of what it
-// reads, a product of matrices for each irrep, and what it writes. Gradients of weights are added up in parts of the tiles
-// whose number does not depend on that of the threads: nor does the result.
+// A worker makes everything of a tile of positions, the lanes of vectors, while it is in the cache: the irreps of what
+// it reads, a product of matrices for each irrep, and what it writes. Gradients of weights are added up in parts of the
+// tiles, whose number does not depend on that of the threads: nor does the result.
 
 #include "irreps/map.h"
 #include "threads.h"
@@ -14,7 +14,8 @@ constexpr int64_t TILES = 4, MOST_PARTS_OF_SUMS = 32, MOST_SUMS = int64_t(1) << 
 
 template <class T> bool run(const Arguments& call) {
     const Plan<T> plan(call);
-    const int64_t weights = call.grad_weights ? call.num_weights : 0, size = weights + (call.grad_bias ? call.num_biases : 0);
+    const int64_t weights = call.grad_weights ? call.num_weights : 0, biases = call.grad_bias ? call.num_biases : 0;
+    const int64_t size = weights + biases;
     const int64_t tiles = plan.images * plan.tiles_of_image;
     int64_t parts = (tiles + TILES - 1) / TILES;
     if (size) parts = std::min({parts, MOST_PARTS_OF_SUMS, std::max<int64_t>(1, MOST_SUMS / size)});
@@ -30,8 +31,10 @@ template <class T> bool run(const Arguments& call) {
         const int64_t from = task * STRETCH, to = std::min(size, from + STRETCH);
         for (int64_t part = 1; part < parts; part++)
             for (int64_t i = from; i < to; i++) sums[i] += sums[part * size + i];
-        for (int64_t i = from; i < to; i++)
-            static_cast<T*>(i < weights ? call.grad_weights : call.grad_bias)[i < weights ? i : i - weights] = parts ? sums[i] : T(0);
+        for (int64_t i = from; i < to; i++) {
+            void* out = i < weights ? call.grad_weights : call.grad_bias;
+            static_cast<T*>(out)[i < weights ? i : i - weights] = parts ? sums[i] : T(0);
+        }
     });
     return done;
 }

@@ -56,7 +56,9 @@ template <class T> struct Map {
         const int64_t* offsets;
         U* operator[](int64_t i) const { return data + (offsets ? offsets[i] : i * tile); }
     };
-    template <class U> bool is_direct(const Place<U>& place) const { return place.position == 1 && number % width == 0; }
+    template <class U> bool is_direct(const Place<U>& place) const {
+        return place.position == 1 && number % width == 0;
+    }
     template <class U> U* base(const Place<U>& place) const {
         return place.data + image * place.image + start * place.position;
     }
@@ -65,7 +67,7 @@ template <class T> struct Map {
         return {packed.data, nullptr};
     }
 
-    // Calls f(first, true) for as many rows as a vector has numbers, if these are side by side in memory, or f(row, false).
+    // Calls f(rows, true) for as many rows as a vector has numbers, if they are side by side in memory, or f(row, false).
     template <class U, class F> static void each_block(const Place<U>& place, F f) {
         const auto& order = place.order;
         for (size_t i = 0; i < order.size();) {
@@ -75,6 +77,7 @@ template <class T> struct Map {
             i += together ? width : 1;
         }
     }
+    // Copies what is read to where lanes are positions, or what is written from there.
     void pack(const Place<const T>& place) {
         if (is_direct(place)) return;
         const T* data = base(place);
@@ -115,6 +118,7 @@ template <class T> struct Map {
         });
     }
 
+    // The rows y of a product with the rows x.
     void multiply(const Sparse<T>& matrix, const T* const* x, T* const* y) const {
         for (const auto& block : matrix)
             each_row<ROWS>(block.rows, [&](auto rows, int64_t row) {
@@ -246,7 +250,8 @@ template <class T> struct Map {
         const T* weights = static_cast<const T*>(call.weights);
         each_copy(part, [&](const Irrep& irrep, int64_t at, const T* x, T* y) {
             each_row<ROWS>(plan.part_fields, [&](auto rows, int64_t row) {
-                multiply<rows>(weights + at + row * irrep.number, irrep.number, 1, x, irrep.number, y + row * tile, false);
+                const T* of_row = weights + at + row * irrep.number;
+                multiply<rows>(of_row, irrep.number, 1, x, irrep.number, y + row * tile, false);
             });
         });
     }
@@ -337,7 +342,7 @@ template <class T> struct Map {
     const Plan<T>& plan;
     const Arguments& call;
     int64_t image = 0, start = 0, number = 0;
-    int spread = 0;                                      // vectors of positions
+    int spread = 0;                                             // vectors of positions
     Buffer<T> features, sent, fields, packed, between, turned;  // (rows, tile), but for the last
     std::vector<const T*> from;
     std::vector<T*> to, middle;

@@ -22,12 +22,13 @@ template <class T> using Sparse = std::vector<Block<T>>;
 template <class T> using Product = std::vector<Sparse<T>>;
 
 struct Irrep {
-    int64_t components, copies, number;     // m over its algebra, d in a regular field, K in the features
-    int64_t features, fields, weights, turned;  // where they begin: rows, numbers of the weights, numbers position by position
+    int64_t components, copies, number;  // m over its algebra, d in a regular field, K in the features
+    int64_t features, fields;            // which rows are the first
+    int64_t weights, turned;             // where its weights begin, and its features position by position
 };
 template <class T> struct Segment {
-    int64_t number, size;           // of fields
-    const int64_t *channels, *rows; // of a field (number, size); of what is read (size, number)
+    int64_t number, size;            // of fields
+    const int64_t *channels, *rows;  // of a field (number, size); of what is read (size, number)
     Product<T> read, write;
 };
 
@@ -35,8 +36,8 @@ template <class T> struct Segment {
 template <class T> struct Place {
     T* data = nullptr;
     int64_t image = 0, position = 0;
-    std::vector<int64_t> offsets;             // of every row
-    std::vector<std::pair<int64_t, int64_t>> order;  // offsets, and which row has them
+    std::vector<int64_t> offsets;                    // of every row
+    std::vector<std::pair<int64_t, int64_t>> order;  // offsets, and which rows have them
 };
 
 constexpr int MOST_PARTS = 3;
@@ -110,15 +111,14 @@ template <class T> struct Plan {
     }
     template <class U, class Data> void features_at(Place<U>& place, Data* data, const int64_t* stride) {
         if (!(place.data = static_cast<U*>(data))) return;
-        place.image = stride[0], place.position = stride[1];
+        begin(place, stride, size);
         for (int64_t i = 0; i < size; i++) add(place, stride[2] * i, i);
     }
     // Rows are fields, and in them poses.
     template <class U, class Data>
     void fields_at(Place<U>& place, Data* data, const int64_t* stride, int64_t groups, int64_t channels) {
         if (!(place.data = static_cast<U*>(data))) return;
-        place.image = stride[0], place.position = stride[1];
-        place.offsets.resize(part_fields * order);
+        begin(place, stride, part_fields * order);
         const bool poses_inside = stride[3] < stride[4];
         for (int64_t g = 0; g < groups; g++)
             for (int64_t i = 0; i < (poses_inside ? channels : order); i++)
@@ -127,8 +127,11 @@ template <class T> struct Plan {
                     add(place, stride[2] * g + stride[3] * h + stride[4] * c, (g * channels + c) * order + h);
                 }
     }
-    template <class U> void add(Place<U>& place, int64_t offset, int64_t row) {
-        if (int64_t(place.offsets.size()) <= row) place.offsets.resize(row + 1);
+    template <class U> static void begin(Place<U>& place, const int64_t* stride, int64_t rows) {
+        place.image = stride[0], place.position = stride[1];
+        place.offsets.resize(rows), place.order.reserve(rows);
+    }
+    template <class U> static void add(Place<U>& place, int64_t offset, int64_t row) {
         place.offsets[row] = offset;
         place.order.emplace_back(offset, row);
     }
