@@ -40,6 +40,10 @@ _MANY_POSITIONS = 64
 """Of so many positions linear maps of single images are as fast as those of all images together."""
 
 
+_KEPT = 8
+"""Without gradients expanded weights are kept: irreps take less time from so many times as many positions."""
+
+
 def maps_rows(project_in: ToPoses | Scalars, project_out: FromPoses) -> bool:
     """Whether rows of channels can be mapped to heads and back by one product each."""
     return not isinstance(project_in, Scalars) and project_in.frames is not None and project_out.groups > 1
@@ -214,8 +218,8 @@ class SelfAttention(HeadModule):
         """The attention of rows of channels ``(B, N, in)``, in rows ``(B, N, out)``."""
         project_in = self.project_in
         assert isinstance(project_in, ToPoses)
-        irreps = project_in.irreps
-        if irreps is not None and in_irreps(irreps, rows, project_in.weight, math.prod(rows.shape[:2])):
+        irreps, number = project_in.irreps, math.prod(rows.shape[:2])
+        if irreps is not None and in_irreps(irreps, rows, project_in.weight, number // _KEPT):
             # Poses lie inside the channels of a head.
             made = (t.permute(1, 0, 2, 4, 3) for t in project_in.in_parts(rows, 3))
             queries, values, keys = (t.flatten(3) for t in made)
