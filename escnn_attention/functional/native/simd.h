@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
 #endif
 
@@ -152,6 +152,18 @@ template <class T> inline V<T> smaller(V<T> a, V<T> b) {
     return a < b ? a : b;
 }
 template <class T> inline V<T> plus(V<T> a, V<T> b) { return a + b; }
+// a b + c, rounded as in loops with several such sums. In a loop with a single one GCC rounds the product too, for some
+// processors.
+template <class T> inline V<T> add_product(V<T> a, V<T> b, V<T> c) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) return V<T>(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
+    if constexpr (sizeof(T) == 8) return V<T>(_mm512_fmadd_pd(__m512d(a), __m512d(b), __m512d(c)));
+#elif defined(__FMA__)
+    if constexpr (sizeof(T) == 4) return V<T>(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
+    if constexpr (sizeof(T) == 8) return V<T>(_mm256_fmadd_pd(__m256d(a), __m256d(b), __m256d(c)));
+#endif
+    return a * b + c;
+}
 
 // The first of two vectors in blocks of S lanes, each followed by the same block of the second; of all even blocks, or
 // of all odd ones.

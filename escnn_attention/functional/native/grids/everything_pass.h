@@ -336,13 +336,15 @@ template <class T> struct EverythingPass {
     }
 
     void backward_own() {
-        // The sum of probabilities times their gradients is the product of the output with its gradient.
+        // The sum of probabilities times their gradients is the product of the output with its gradient. Of a key with all
+        // the probability it is that of the value, digit by digit, so that the gradient of the score vanishes.
         for (int64_t pose = 0; pose < in_block; pose++) {
-            inner[pose] = W{};
+            W total{};
             for (int64_t c = 0; c < channels; c++) {
                 const int64_t x = c * num_poses * packing.layout.queries + at(pose);
-                inner[pose] += load(out.data + x) * load(finished.data + x);
+                total = add_product<T>(load(out.data + x), load(finished.data + x), total);
             }
+            inner[pose] = total;
         }
         each_stretch([&] {
             each_row([&](auto size, int64_t out_pose, int64_t pose, int64_t row) {
