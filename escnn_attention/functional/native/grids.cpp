@@ -2,5 +2,7 @@
 
 #include "grids/attention.h"
 
-// 0, or 1 where there was not enough memory. NUMBER is the type of all numbers but the gradients of the tables.
-extern "C" int escnn_attention(const Arguments* call) { return run<NUMBER>(*call); }
+// NUMBER is the type of all numbers but the gradients of the tables.
+extern "C" int escnn_attention(const Arguments* call) {
+    return status_of([&] { return run<NUMBER>(*call); });
+}

@@ -2,11 +2,7 @@
 
 #include "points/attention.h"
 
-// 0, or 1 where there was not enough memory. NUMBER is the type of all numbers.
+// NUMBER is the type of all numbers.
 extern "C" int escnn_attention(const Arguments* call) {
-    try {
-        return !run<NUMBER>(*call);
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
+    return status_of([&] { return run<NUMBER>(*call); });
 }

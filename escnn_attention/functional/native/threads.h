@@ -48,4 +48,13 @@ template <class Make, class Work> bool share(int64_t tasks, int64_t threads, Mak
     return !failed;
 }
 
+// What a loop returns to Python: 0, or 1 where there was not enough memory. run() is true if there was.
+template <class Run> int status_of(Run run) {
+    try {
+        return !run();
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+
 }  // namespace

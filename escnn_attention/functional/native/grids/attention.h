@@ -23,7 +23,8 @@ struct TableGradient {
     }
 };
 
-template <class Pass> int run(const Arguments& call, const Layout& layout, const TableGradient& spatial) {
+// False where there was not enough memory, as those below.
+template <class Pass> bool run(const Arguments& call, const Layout& layout, const TableGradient& spatial) {
     const TableGradient pose{call.grad_pose, call.pose_heads, call.num_poses * call.key_poses * call.channels};
     // Every part of a batch has gradients of tables of its own, which are added in order: whatever the threads did
     // first, the result is the same.
@@ -46,10 +47,10 @@ template <class Pass> int run(const Arguments& call, const Layout& layout, const
         spatial.add(of_spatial, task, task / call.parts, call.scale);
         pose.add(of_pose, task, task / call.parts, call.scale);
     }
-    return !done;
+    return done;
 }
 
-template <class T> int attend(const Arguments& call) {
+template <class T> bool attend(const Arguments& call) {
     if (call.everything)
         return run<EverythingPass<T>>(
             call, Layout(call, WIDTH<T>, sizeof(T)),
@@ -71,13 +72,13 @@ template <class T> bool all_finite(const T* x, int64_t size) {
 
 // The forward pass, where a key or value that is not finite makes the output of the queries that see it NaN, and changes
 // no other: a masked key has the weight 0, and 0 * NaN is NaN. Attention with equal weights finds these queries.
-template <class T> int attend_isolated(Arguments call) {
-    if (int failed = attend<T>(call)) return failed;
+template <class T> bool attend_isolated(Arguments call) {
+    if (!attend<T>(call)) return false;
     const int64_t blocks = call.heads * call.images, size = call.num_poses * call.channels;
     const int64_t positions = call.positions, of_keys = call.key_positions, numbers = call.key_poses * call.channels;
     T* out = static_cast<T*>(call.out);
     // What is not finite leaves a trace, or no query has met it.
-    if (!call.in_window || all_finite(out, blocks * positions * size)) return 0;
+    if (!call.in_window || all_finite(out, blocks * positions * size)) return true;
     const T *k = static_cast<const T*>(call.k), *v = static_cast<const T*>(call.v);
     std::vector<T> keys(k, k + blocks * of_keys * numbers), values(v, v + blocks * of_keys * numbers);
     std::vector<T> spoilt(blocks * of_keys), zero(blocks * std::max(positions, of_keys));
@@ -94,20 +95,15 @@ template <class T> int attend_isolated(Arguments call) {
     even.num_poses = even.query_poses = even.key_poses = even.channels = 1;
     even.sum_query_poses = 0, even.dropout = 0;
     call.k = keys.data(), call.v = values.data();
-    if (attend<T>(even) || attend<T>(call)) return 1;
+    if (!attend<T>(even) || !attend<T>(call)) return false;
     for (int64_t i = 0; i < blocks * size * positions; i++)
         if (reached[i / (size * positions) * positions + i % positions] > 0)
             out[i] = std::numeric_limits<T>::quiet_NaN();
-    return 0;
+    return true;
 }
 
-// 0, or 1 where there was not enough memory.
-template <class T> int run(const Arguments& call) {
-    try {
-        return call.grad ? attend<T>(call) : attend_isolated<T>(call);
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
+template <class T> bool run(const Arguments& call) {
+    return call.grad ? attend<T>(call) : attend_isolated<T>(call);
 }
 
 }  // namespace
