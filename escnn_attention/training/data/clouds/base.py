@@ -138,7 +138,7 @@ def move(clouds: Clouds, rotations: Tensor, translations: Tensor, target_order: 
 def random_motions(
     count: int, dim: int, rotate: Rotation, translate: float, reflect: bool, generator: np.random.Generator
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Rotation (``count``, d, d), and normal translations with the standard deviation ``translate`` along each axis.
+    """Rotations (``count``, d, d), and normal translations with the standard deviation ``translate`` along each axis.
 
     With ``reflect`` half of the rotations, at random, mirror along the first axis before.
     """
