@@ -53,6 +53,16 @@ def needs_operators(*tensors: Tensor | None) -> bool:
     return forward_ad._current_level >= 0 and is_transformed(*tensors)
 
 
+def is_followed(*tensors: Tensor | None) -> bool:
+    """Whether somebody sees the operations on the tensors, of which a loop that is called directly is none.
+
+    These are compilers, exports, transforms, modes of dispatch, and tensors that stand for something else.
+    """
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or needs_operators(*tensors):
+        return True
+    return not _ORDINARY.issuperset(map(type, tensors))
+
+
 def is_transformed(*tensors: Tensor | None) -> bool:
     """Whether derivatives in forward mode or transforms of ``torch.func`` follow what is done with the tensors."""
     if torch._C._are_functorch_transforms_active():

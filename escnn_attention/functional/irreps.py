@@ -58,21 +58,14 @@ class Results(NamedTuple):
 KERNEL = Kernel(FOLDER / "irreps.cpp", "a map in irreps", Arguments, Results)
 
 
-class Tables(NamedTuple):
-    """The transforms and sizes that the loop reads: whole numbers, and the numbers of the transforms."""
-
-    whole: np.ndarray
-    numbers: np.ndarray
-
-
 def tables(
     order: int,
     fields: int,
     irreps: Sequence[tuple[int, int, int]],
     poses: Sequence[np.ndarray],
     segments: Sequence[tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]],
-) -> Tables:
-    """What the loop reads.
+) -> tuple[np.ndarray, np.ndarray]:
+    """The sizes and transforms that the loop reads: whole numbers, and the numbers of the transforms.
 
     Args:
         order, fields: how many poses and regular fields there are.
@@ -104,14 +97,14 @@ def tables(
     for channels, rows, factors in segments:
         whole.extend([np.array(channels.shape), channels.ravel(), rows.ravel()])
         add_both(factors)
-    return Tables(np.concatenate(whole).astype(np.int64), np.concatenate(numbers))
+    return np.concatenate(whole).astype(np.int64), np.concatenate(numbers)
 
 
 class Maps(NamedTuple):
     """Which map there is: the tables, the weights, and how many groups of regular fields there are.
 
     Attributes:
-        whole, numbers: the tables.
+        whole, numbers: what :func:`tables` gives.
         weights: of each irrep ``(d, F, K)``, one after the other.
         groups: of the regular fields.
     """
@@ -150,9 +143,8 @@ def run(
     one, axis = next((t, axis) for t, axis in shown if t is not None)
     images, number = one.shape[axis : axis + 2]
     places = [_strides(t, axis, number) for t, axis in shown]
-    if number == 1 or all(
-        place[0] == number * place[1] for place in places
-    ):  # The positions of all images are one axis.
+    # Whether the positions of all images are one axis.
+    if number == 1 or all(image == number * position for image, position, *_ in places):
         images, number = 1, images * number
     first, second, third = _padded(fields)
     arguments = Arguments(
@@ -182,9 +174,10 @@ def _strides(x: Tensor | None, axis: int, number: int) -> tuple[int, ...]:
         return (0,) * 5
     strides = x.stride()
     image, position = strides[axis : axis + 2]
-    # The positions of images of one are images.
+    if number == 1:  # the images are the positions of one image
+        image, position = 0, image
     rest = strides[:axis] + strides[axis + 2 :]
-    return (*((0, image) if number == 1 else (image, position)), *rest, *(0,) * (3 - len(rest)))
+    return (image, position, *rest, *(0,) * (3 - len(rest)))
 
 
 def _padded(parts: Sequence[Tensor]) -> list[Tensor | None]:

@@ -8,10 +8,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from escnn_attention.exporting.mode import refuse_scripting
-from escnn_attention.functional.autograd import needs_operators
+from escnn_attention.functional.autograd import is_followed
 from escnn_attention.functional.layout import Versioned
 
 
@@ -79,8 +78,7 @@ class Derived(Generic[_T]):
 
     def of(self, weight: Tensor, make: Callable[[Tensor], _T], training: bool) -> _T:
         """``make(weight)``."""
-        followed = torch.compiler.is_compiling() or needs_operators(weight) or is_in_torch_dispatch_mode()
-        if training or torch.is_grad_enabled() or weight.device.type != "cpu" or followed:
+        if training or torch.is_grad_enabled() or weight.device.type != "cpu" or is_followed(weight):
             return make(weight)
         known = self._known
         if known is None or known[0].dtype != weight.dtype or not torch.equal(known[0], weight):

@@ -4,8 +4,8 @@ By Schur's lemma an equivariant map mixes the copies of each irrep and nothing e
 size d that commutes with an algebra of dimension t (1, 2 or 4), and m = d/t its components over that algebra. A regular
 field has d copies of it in this sense, so that a map from C to F regular fields costs
 :math:`F C \sum_\rho m\,d^2` multiplications a position, where the weights of all poses cost :math:`F C |H|^2`: for
-D4 3/16, for the octahedral group a ninth, for the icosahedral group a fifteenth. To and from irreps it takes one
-product with a :math:`|H| \times |H|` matrix a field.
+D4 3/16, for the octahedral group a ninth, for the icosahedral group a fifteenth. To and from irreps each field takes
+a Fourier transform on the group.
 
 Source: Nordström et al., "Octic Vision Transformers", 2025, for D4; Serre, "Linear Representations of Finite Groups",
 Section 6.2, for the Fourier transform on a finite group.
@@ -22,9 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from escnn_attention.functional.autograd import PRECISE, exactly, needs_operators
+from escnn_attention.functional.autograd import PRECISE, exactly, is_followed
 from escnn_attention.functional.irreps import Maps, run, tables, why_not_built
 from escnn_attention.functional.matmul import of_one_precision
 from escnn_attention.plain.buffers import Derived, ExactBuffers
@@ -34,7 +33,6 @@ _PER_CALL = 3 * 2**20
 """What a number that is read or written and a call cost, in multiplications of a large product.
 
 Measured on one core in float32, forward and backward."""
-_NEVER = 2**63
 
 
 class IrrepCopies(Protocol):
@@ -73,7 +71,7 @@ class Irreps(ExactBuffers):
         multiplications, expanded: what the map costs at a position, in irreps and by the weights of all poses.
     """
 
-    least: int
+    least: float
     poses: Tensor
     whole: Tensor
     numbers: Tensor
@@ -114,9 +112,9 @@ class Irreps(ExactBuffers):
         poses = segments[0].factors[1]
         copies = [d for _, d in self._copies[0]]
         sizes = list(zip(self.components, copies, self._numbers(), strict=True))
-        made = tables(self.poses.shape[0], fields, sizes, poses, transforms)
-        self.register_exact("whole", made.whole)
-        self.register_exact("numbers", made.numbers)
+        whole, values = tables(self.poses.shape[0], fields, sizes, poses, transforms)
+        self.register_exact("whole", whole)
+        self.register_exact("numbers", values)
         self.register_exact("invariants", None)
         if invariants is not None:
             trivial = np.zeros((len(columns), self._numbers()[0]))
@@ -137,7 +135,7 @@ class Irreps(ExactBuffers):
         if any(segment.irreps is None for segment in segments):
             return None
         irreps = cls(segments, fields, groups, invariants)
-        return None if irreps.least == _NEVER else irreps
+        return None if irreps.least == math.inf else irreps
 
     def _count(self, poses: Sequence[np.ndarray], reads: Sequence[Sequence[np.ndarray]]) -> None:
         """Count what it saves at each position, and costs in each call, in multiplications of a large product."""
@@ -146,23 +144,20 @@ class Irreps(ExactBuffers):
         def entries(factors: Sequence[np.ndarray]) -> int:
             return sum(np.count_nonzero(matrix) for matrix in factors)
 
-        moved = self.fields * (entries(poses) + order * _PER_NUMBER)
-        moved += sum(n * (entries(read) + s * _PER_NUMBER) for (n, s), read in zip(self._shapes, reads, strict=True))
-        products, weights = 0, 0
-        for (number, n), copies in zip(self._shapes, self._copies, strict=True):
-            for m, (k, d) in zip(self.components, copies, strict=True):
-                products += m * self.fields * d * number * k
-                weights += self.fields * number * n * k * d
-        self.multiplications = moved - _PER_NUMBER * (self.fields * order + size) + products
+        moved, weights = self.fields * order + size, 0
+        self.multiplications = self.fields * entries(poses)
         self.expanded = self.fields * order * size
-        saved = self.expanded - moved - products
-        self.least = (weights + _PER_CALL) // saved + 1 if saved > 0 else _NEVER
+        for (number, n), copies, read in zip(self._shapes, self._copies, reads, strict=True):
+            self.multiplications += number * entries(read)
+            for m, (k, d) in zip(self.components, copies, strict=True):
+                self.multiplications += m * self.fields * d * number * k
+                weights += self.fields * number * n * k * d
+        saved = self.expanded - self.multiplications - _PER_NUMBER * moved
+        self.least = (weights + _PER_CALL) / saved if saved > 0 else math.inf
 
     def serve(self, x: Tensor, weight: Tensor) -> bool:
         """Whether the loop can compute the map: on CPUs, and not in programs."""
-        if x.device.type != "cpu" or type(x) not in _ORDINARY or x.dtype not in PRECISE:
-            return False
-        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or needs_operators(x, weight):
+        if x.device.type != "cpu" or x.dtype not in PRECISE or is_followed(x, weight):
             return False
         return not why_not_built(PRECISE[x.dtype])
 
@@ -341,7 +336,6 @@ class Irreps(ExactBuffers):
         return out
 
 
-_ORDINARY = {Tensor, Parameter}
 # Of fewer positions side by side images are copied to rows.
 _MANY_POSITIONS = 64
 

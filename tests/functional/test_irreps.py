@@ -42,13 +42,11 @@ class Case:
             stretch = slice(start, start + n * length)
             self.segments.append((channels[stretch].reshape(n, length), rows[stretch].reshape(length, n), factors))
             start += n * length
-        made = module.tables(ORDER, self.fields, self.irreps, self.poses, self.segments)
+        whole, values = module.tables(ORDER, self.fields, self.irreps, self.poses, self.segments)
         torch.manual_seed(lead)
         count = sum(d * self.fields * k for _, d, k in self.irreps)
         self.weights = torch.randn(count, dtype=dtype)
-        self.maps = module.Maps(
-            torch.from_numpy(made.whole), torch.from_numpy(made.numbers).to(dtype), self.weights, self.groups
-        )
+        self.maps = module.Maps(torch.from_numpy(whole), torch.from_numpy(values).to(dtype), self.weights, self.groups)
         self.x = self.laid_out(images, number, size)
         self.y = [self.laid_out(groups, images, number, ORDER, fields) for _ in range(parts)]
         self.of_fields, self.of_features = torch.randn(self.fields, dtype=dtype), torch.randn(copies[0], dtype=dtype)
