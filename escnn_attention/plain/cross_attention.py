@@ -291,8 +291,8 @@ def _images_of(images: int, positions: int, device: torch.device) -> Tensor:
 
 def _heads_of(project: ToPoses | Scalars, x: Tensor) -> Tensor:
     """What a projection makes of features ``(B, *space, size)``, for each of M heads: ``(M, B, N, P, C)``."""
-    made: Tensor = project(x)
-    return made.reshape(len(made), x.shape[0], math.prod(x.shape[1:-1]), *made.shape[-2:])
+    made: Tensor = project(x.flatten(1, -2))
+    return made
 
 
 def nothing_seen(query: Tensor, key: Tensor) -> Tensor:

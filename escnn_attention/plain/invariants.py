@@ -40,7 +40,7 @@ class _ClassTokens(ExactBuffers):
 
     def scores(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The scores ``(M, B, T, N, P)`` and the values ``(M, B, N, P, C)`` of features ``(B, *space, in)``."""
-        keys, values = self.project_in(rows).unflatten(0, (2, -1)).flatten(3, -3).unbind()  # M, B, N, P, C
+        keys, values = self.project_in(rows.flatten(1, -2)).unflatten(0, (2, -1)).unbind()  # M, B, N, P, C
         scores = torch.einsum("mtc,mbnpc->mbtnp", self.tokens.to(keys.dtype), keys) / math.sqrt(keys.shape[-1])
         return scores if self.log_measure is None else scores + self.log_measure.to(scores.dtype), values
 

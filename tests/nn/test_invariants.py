@@ -30,7 +30,7 @@ def test_tokens_that_look_at_poses_by_number_change():
 def test_is_the_formula():
     fields = spaces.regular(C4, 2)
     pool, x = drawn(fields), spaces.random_field(fields, 2, 3)
-    rows = pool.plain.project_in(x.tensor.movedim(1, -1)).flatten(2, 3)
+    rows = pool.plain.project_in(x.tensor.flatten(2).mT)
     read = []
     for m in range(2):
         scores = torch.einsum("tc,bnpc->btnp", pool.plain.tokens[m], rows[m]) / 2**0.5
@@ -48,7 +48,7 @@ def test_maps_are_what_it_reads_by_and_turn_with_the_input():
     assert maps.shape == (2, 2, 2, 4, 3, 3)
     torch.testing.assert_close(maps.sum((-3, -2, -1)), torch.ones(2, 2, 2).double())
     assert not maps.masked_select(~mask[:, None, None, None]).any()
-    values = pool.plain.project_in(x.tensor.movedim(1, -1))[2:]  # M, B, X, Y, P, C
+    values = pool.plain.project_in(x.tensor.flatten(2).mT)[2:].unflatten(2, x.tensor.shape[2:])  # M, B, X, Y, P, C
     read = torch.einsum("bmtpxy,mbxypc->btmc", maps, values).flatten(2)
     torch.testing.assert_close(pool(x, mask).tensor.flatten(1), pool.plain.readout(read).flatten(1))
 
