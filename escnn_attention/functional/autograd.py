@@ -257,8 +257,11 @@ class Operator(Generic[Arguments]):
         got, instead = self.passes.backend, self.passes.instead
         if getattr(arguments, "dropout", 0.0) and instead:
             raise RuntimeError(f"backend {got!r} has no second derivatives with dropout; needed backend={instead!r}")
-        wanted = [t for t, need in zip(arguments[: self.leaves], needed, strict=True) if need]
-        found = self.passes.plainly(arguments)
+        # Gradients of views of the leaves: those of a leaf would hold what the others do with it that were computed
+        # from it, as where one layer is used twice, and all of their history would be differentiated.
+        leaves = [t.view_as(t) if need else t for t, need in zip(arguments[: self.leaves], needed, strict=True)]
+        wanted = [t for t, need in zip(leaves, needed, strict=True) if need]
+        found = self.passes.plainly(self.kind(*leaves, *arguments[self.leaves :]))
         given = zip(found if self.passes.pair else (found,), grads, strict=False)
         outs, of_outs = zip(*((t, grad) for t, grad in given if t.requires_grad), strict=True)
         return iter(torch.autograd.grad(outs, wanted, of_outs, create_graph=True, allow_unused=True))

@@ -72,7 +72,6 @@ class Irreps(ExactBuffers):
     """
 
     least: float
-    poses: Tensor
     whole: Tensor
     numbers: Tensor
     invariants: Tensor | None
@@ -83,7 +82,7 @@ class Irreps(ExactBuffers):
         self._kept: Derived[Tensor] = Derived()
         irreps = [segment.irreps or () for segment in segments]
         self.components = tuple(len(irrep.reads) for irrep in irreps[0])
-        self.register_exact("poses", np.concatenate([i.poses.reshape(-1, i.poses.shape[2]) for i in irreps[0]]))
+        self.order = irreps[0][0].poses.shape[2]
         self._copies = [[irrep.weights.shape[:2] for irrep in of_segment] for of_segment in irreps]
         self._shapes = [segment.columns.shape for segment in segments]
         columns = np.concatenate([segment.columns.ravel() for segment in segments])
@@ -99,12 +98,10 @@ class Irreps(ExactBuffers):
         start, transforms = 0, []
         for i, (segment, of_segment) in enumerate(zip(segments, irreps, strict=True)):
             number, size = segment.columns.shape
-            self.register_exact(f"reads_{i}", np.concatenate([irrep.reads.reshape(-1, size) for irrep in of_segment]))
             self.register_exact(
                 f"weights_{i}", np.concatenate([irrep.weights.reshape(-1, size) for irrep in of_segment])
             )
             self.register_exact(f"columns_{i}", segment.columns)
-            self.register_exact(f"rows_{i}", rows[start : start + number * size].reshape(size, number))
             assert segment.factors is not None
             transforms.append((segment.columns, rows[start : start + number * size], segment.factors[0]))
             start += number * size
@@ -112,7 +109,7 @@ class Irreps(ExactBuffers):
         poses = segments[0].factors[1]
         copies = [d for _, d in self._copies[0]]
         sizes = list(zip(self.components, copies, self._numbers(), strict=True))
-        whole, values = tables(self.poses.shape[0], fields, sizes, poses, transforms)
+        whole, values = tables(self.order, fields, sizes, poses, transforms)
         self.register_exact("whole", whole)
         self.register_exact("numbers", values)
         self.register_exact("invariants", None)
@@ -139,7 +136,7 @@ class Irreps(ExactBuffers):
 
     def _count(self, poses: Sequence[np.ndarray], reads: Sequence[Sequence[np.ndarray]]) -> None:
         """Count what it saves at each position, and costs in each call, in multiplications of a large product."""
-        order, size = self.poses.shape[0], self._size
+        order, size = self.order, self._size
 
         def entries(factors: Sequence[np.ndarray]) -> int:
             return sum(np.count_nonzero(matrix) for matrix in factors)
@@ -174,7 +171,7 @@ class Irreps(ExactBuffers):
             side_by_side: whether the positions of an image are to lie side by side in memory.
         """
         if bias is not None:
-            bias = F.pad(bias.flatten(), (0, self.fields - bias.numel())) * math.sqrt(len(self.poses))
+            bias = F.pad(bias.flatten(), (0, self.fields - bias.numel())) * math.sqrt(self.order)
         return self._map(x, weight, bias, parts, side_by_side)
 
     def from_poses(self, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -187,12 +184,18 @@ class Irreps(ExactBuffers):
     def _map(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, parts: int, side_by_side: bool
     ) -> tuple[Tensor, ...]:
+        # The loop would read memory that is not there.
+        groups, size = self.groups, (self.order, self.fields // self.groups)
+        if parts and (x.dim() != 3 or x.shape[2] != self._size):
+            raise ValueError(f"x: got features {tuple(x.shape)}, needed (B, N, {self._size})")
+        if not parts and (x.dim() != 5 or x.shape[0] != groups or x.shape[3:] != size):
+            raise ValueError(f"y: got regular fields {tuple(x.shape)}, needed ({groups}, B, N, {size[0]}, {size[1]})")
         x, weight = of_one_precision(x, weight)
         bias = None if bias is None else bias.to(x.dtype)
         if torch.is_grad_enabled():
-            found: tuple[Tensor, ...] = _Map.apply(self, parts, side_by_side, x, bias, weight)
+            found: tuple[Tensor, ...] = _Map.apply(self, parts, side_by_side, bias, weight, x)
             return found
-        return self.compute(x, bias, self._kept.of(weight, self.weights, self.training), parts, side_by_side)
+        return self.compute([x], bias, self._kept.of(weight, self.weights, self.training), parts, side_by_side)
 
     def _maps(self, weights: Tensor) -> Maps:
         dtype = weights.dtype
@@ -204,58 +207,38 @@ class Irreps(ExactBuffers):
         return rounded if rounded.dtype == dtype else self._exact[name].to(dtype)
 
     def compute(
-        self, x: Tensor, bias: Tensor | None, weights: Tensor, parts: int, side_by_side: bool
+        self, given: Sequence[Tensor], bias: Tensor | None, weights: Tensor, parts: int, side_by_side: bool
     ) -> tuple[Tensor, ...]:
-        """Regular fields of features in so many parts; with none, features of regular fields."""
-        maps, given = self._maps(weights), _readable(x, 0 if parts else 1)
+        """Regular fields of features in so many parts; with none, features of the parts of regular fields."""
+        maps, read = self._maps(weights), [_readable(t, 0 if parts else 1) for t in given]
         bias = None if bias is None else bias.to(maps.weights.dtype)
         if parts:
-            made = [self._room_of_fields(given, parts, side_by_side) for _ in range(parts)]
-            run(maps, features=given, bias=bias, made_fields=made)
+            made = [self._room_of_fields(read[0], parts, side_by_side) for _ in range(parts)]
+            run(maps, features=read[0], bias=bias, made_fields=made)
         else:
-            made = [self._room_of_features(given)]
-            run(maps, fields=[given], bias=bias, made_features=made[0])
-        return tuple(y.to(x.dtype) for y in made)
+            made = [self._room_of_features(read[0])]
+            run(maps, fields=read, bias=bias, made_features=made[0])
+        return tuple(y.to(given[0].dtype) for y in made)
 
     def differentiate(
-        self, grads: Sequence[Tensor], x: Tensor, weights: Tensor, parts: int, needed: Sequence[bool]
+        self, grads: Sequence[Tensor], given: Sequence[Tensor], weights: Tensor, to_fields: bool, needed: Sequence[bool]
     ) -> list[Tensor | None]:
-        """The needed gradients: of the input, of the bias of the trivial irrep, and of a pose's weights."""
+        """The needed gradients: of the bias of the trivial irrep, of a pose's weights, and of what was given."""
         maps = self._maps(weights)
-        features = _readable(x if parts else grads[0], 0)
-        fields = [_readable(y, 1) for y in (grads if parts else (x,))]
-        out = torch.empty_like(features if parts else fields[0]) if needed[0] else None
-        of_bias = features.new_empty(self.fields if parts else self._numbers()[0]) if needed[1] else None
-        of_weights = torch.empty_like(maps.weights) if needed[2] else None
-        made = {} if out is None else {"made_features": out} if parts else {"made_fields": [out]}
-        run(maps, features, fields, gradients=(of_weights, of_bias), bias_of_fields=bool(parts), **made)
-        with exactly(x.device.type):
+        features = _readable((given if to_fields else grads)[0], 0)
+        fields = [_readable(y, 1) for y in (grads if to_fields else given)]
+        of_bias = features.new_empty(self.fields if to_fields else self._numbers()[0]) if needed[0] else None
+        of_weights = torch.empty_like(maps.weights) if needed[1] else None
+        wanted = any(needed[2:])
+        of_features = torch.empty_like(features) if wanted and to_fields else None
+        of_fields = [torch.empty_like(y) for y in fields] if wanted and not to_fields else []
+        of_parameters = of_weights, of_bias
+        run(maps, features, fields, None, of_features, of_fields, of_parameters, bias_of_fields=to_fields)
+        with exactly(features.device.type):
             of_weight = None if of_weights is None else self._of_pose(of_weights)
-        return [None if t is None else t.to(x.dtype) for t in (out, of_bias, of_weight)]
-
-    def plainly(self, x: Tensor, bias: Tensor | None, weight: Tensor, parts: int) -> Tensor:
-        """:meth:`compute` by operations that autograd looks through, all parts in one."""
-        matrix = x.new_zeros(self._size, self._size)
-        for i in range(len(self._shapes)):
-            rows, columns = getattr(self, f"rows_{i}").T, getattr(self, f"columns_{i}")
-            matrix[rows[:, :, None], columns[:, None]] = getattr(self, f"reads_{i}").to(x.dtype)
-        poses, weights = self.poses.to(x.dtype), self._by_irrep(self.weights(weight))
-        if parts:
-            seen = self._split(matrix @ x.flatten(0, 1).T)
-            y = torch.cat(
-                [torch.einsum("mkn,dfk->mdfn", *pair).flatten(0, 1) for pair in zip(seen, weights, strict=True)]
-            )
-            y = y if bias is None else torch.cat([y[:1] + bias[:, None], y[1:]])
-            fields = torch.einsum("ih,ifn->nhf", poses, y).unflatten(2, (self.groups, -1))
-            return fields.unflatten(0, x.shape[:2]).movedim(3, 0)
-        y = torch.einsum("ih,gbnhc->igcbn", poses, x).flatten(3).flatten(1, 2)
-        split = y.split([m * c[1] for m, c in zip(self.components, self._copies[0], strict=True)])
-        found = [
-            torch.einsum("mdfn,dfk->mkn", part.unflatten(0, (-1, len(w))), w)
-            for part, w in zip(split, weights, strict=True)
-        ]
-        found = found if bias is None else [found[0] + bias[:, None], *found[1:]]
-        return (matrix.T @ torch.cat([part.flatten(0, 1) for part in found])).T.unflatten(0, x.shape[1:3])
+        of_given: list[Tensor | None] = [*of_fields] or [of_features] * len(given)
+        found = [of_bias, of_weight, *of_given]
+        return [None if t is None else t.to(given[0].dtype) for t in found]
 
     def _room_of_fields(self, x: Tensor, parts: int, side_by_side: bool) -> Tensor:
         """Room for the regular fields of a part: heads by position, if not asked otherwise.
@@ -263,7 +246,7 @@ class Irreps(ExactBuffers):
         A single group is a hidden layer. It has its positions side by side, which takes less time, and the map back
         follows position by position.
         """
-        images, number, groups, order = *x.shape[:2], self.groups // parts, len(self.poses)
+        images, number, groups, order = *x.shape[:2], self.groups // parts, self.order
         channels = self.fields // self.groups
         if side_by_side and number > 1:
             return x.new_empty(images, groups, order, channels, number).permute(1, 0, 4, 2, 3)
@@ -284,12 +267,6 @@ class Irreps(ExactBuffers):
         """How often each irrep stands in the features."""
         copies = [[n * k for k, _ in c] for (n, _), c in zip(self._shapes, self._copies, strict=True)]
         return [sum(of_irrep) for of_irrep in zip(*copies, strict=True)]
-
-    def _split(self, found: Tensor) -> list[Tensor]:
-        """Components and copies ``(m, K, N)`` of each irrep, of ``(size, N)``."""
-        sizes = list(zip(self.components, self._numbers(), strict=True))
-        parts = found.split([m * k for m, k in sizes])
-        return [part.unflatten(0, size) for part, size in zip(parts, sizes, strict=True)]
 
     def _by_irrep(self, weights: Tensor) -> list[Tensor]:
         """The weights ``(d, F, K)`` of each irrep."""
@@ -362,27 +339,57 @@ def _is_one_line(x: Tensor, axis: int) -> bool:
 
 
 class _Map(torch.autograd.Function):
-    """The map or its transpose, with gradients in the layout of their input: of views autograd would copy them."""
+    """The map of features or its transpose, with gradients in the layout of what was given.
+
+    Of views autograd would copy them.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, irreps: Irreps, parts: int, side_by_side: bool, x: Tensor, bias: Tensor | None, weight: Tensor
+        ctx: Any, irreps: Irreps, parts: int, side_by_side: bool, bias: Tensor | None, weight: Tensor, *given: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.irreps, ctx.parts = irreps, parts
         weights = irreps.weights(weight)
-        ctx.save_for_backward(x, bias, weight, weights)
-        return irreps.compute(x, bias, weights, parts, side_by_side)
+        ctx.save_for_backward(weight, weights, *given)
+        return irreps.compute(given, bias, weights, parts, side_by_side)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         irreps, parts, needed = ctx.irreps, ctx.parts, ctx.needs_input_grad[3:]
-        *leaves, weights = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            wanted = [t for t, need in zip(leaves, needed, strict=True) if need]
-            y = irreps.plainly(*leaves, parts)
-            found = iter(torch.autograd.grad(y, wanted, torch.cat(grads), create_graph=True))
-            return (None, None, None, *(next(found) if need else None for need in needed))
-        return (None, None, None, *irreps.differentiate(grads, leaves[0], weights, parts, needed))
+        weight, weights, *given = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return (None, None, None, *irreps.differentiate(grads, given, weights, bool(parts), needed))
+        found: list[Tensor | None] = [None] * len(needed)
+        if any(needed[:2]):
+            features, fields = (given, grads) if parts else (grads, given)
+            found[:2] = _Gradients.apply(irreps, bool(parts), weights, *features, *fields)
+        if any(needed[2:]):
+            found[2:] = _Map.apply(irreps, 0 if parts else len(given), given[0].stride(2) == 1, None, weight, *grads)
+        return (None, None, None, *found)
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients of the bias and of a pose's weights, which are linear in the features and in the fields.
+
+    Their own gradients are maps whose weights are what the gradients of the weights are multiplied by.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, irreps: Irreps, to_fields: bool, weights: Tensor, features: Tensor, *fields: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        ctx.irreps, ctx.to_fields = irreps, to_fields
+        ctx.save_for_backward(features, *fields)
+        grads, given = (fields, [features]) if to_fields else ([features], fields)
+        return tuple(irreps.differentiate(grads, given, weights, to_fields, [True, True])[:2])
+
+    @staticmethod
+    def backward(ctx: Any, bias: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
+        irreps, (features, *fields) = ctx.irreps, ctx.saved_tensors
+        of_fields, of_features = (bias, None) if ctx.to_fields else (None, bias)
+        (back,) = _Map.apply(irreps, 0, False, of_features, weight, *fields)
+        there = _Map.apply(irreps, len(fields), fields[0].stride(2) == 1, of_fields, weight, features)
+        return (None, None, None, back, *there)
 
 
 class Isotypic(NamedTuple):

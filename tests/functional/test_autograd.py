@@ -28,6 +28,7 @@ from escnn_attention.functional.matmul import (
 from escnn_attention.functional.points import native as points_native
 from escnn_attention.functional.points import pair_mlp
 from escnn_attention.functional.responses import attentive
+from escnn_attention.plain.irreps import _Gradients
 from tests.functional.grid.test_triton import interpreted
 from tests.functional.points.test_native import case as points_case
 from tests.functional.points.test_pair_mlp import draw
@@ -229,6 +230,18 @@ def test_gradients_of_any_order(factor):
     torch.library.opcheck(scale.forward, tuple(call))
 
 
+def test_leaves_that_are_computed_from_each_other():
+    call = a_scale()
+
+    def differentiate(function, **options):
+        out = function(call._replace(x=function(call)))
+        return torch.autograd.grad(out.square().sum(), [call.x, call.factor], **options)
+
+    expected = differentiate(_scaled)
+    for found in (differentiate(scale), differentiate(scale, create_graph=True)):
+        torch.testing.assert_close(found, expected)
+
+
 def test_only_gradients_that_are_needed():
     call = a_scale()
     SEEN.clear()
@@ -247,9 +260,11 @@ def _columns() -> Columns:
     return Columns.of(torch.tensor([[0, 1, 2], [2, 0, 1]]), groups=2)
 
 
-def _map_of_irreps() -> Tensor:
+def _map_of_irreps(differentiated: bool = False) -> Tensor:
     made, irreps = projection(field_type(gspaces.flipRot2dOnR2(4), "regular"), 1, transposed=False)
-    return irreps.to_poses(features((2, made.weight.shape[-1]), "channels"), made.weight, None)[0]
+    x = features((2, made.weight.shape[-1]), "channels")
+    (y,) = irreps.to_poses(x, made.weight, None)
+    return _Gradients.apply(irreps, True, irreps.weights(made.weight).detach(), x, y)[1] if differentiated else y
 
 
 # What goes through each function that has a backward pass of its own.
@@ -257,6 +272,7 @@ FUNCTIONS = {
     "_AddToEach": lambda: add_to_each(_tensor(2, 3, 4), _tensor(2, 1, 4)),
     "_Direct": lambda: scale(a_scale()),
     "_GatherColumns": lambda: _GatherColumns.apply(_tensor(6, 3), *_columns()),
+    "_Gradients": lambda: _map_of_irreps(differentiated=True),
     "_GroupedLinear": lambda: grouped_linear(_tensor(5, 3), _tensor(6, 3), columns=_columns()),
     "_GroupedLinearTranspose": lambda: grouped_linear_transpose(_tensor(2, 5, 2, 3), _tensor(6, 3), columns=_columns()),
     "_Map": _map_of_irreps,

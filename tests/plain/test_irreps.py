@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor
 from torch.utils.checkpoint import checkpoint
 
-from escnn_attention import PoseLinear
+from escnn_attention import AttentionPool, GroupCrossAttention, GroupSelfAttention, PoseLinear
 from escnn_attention.groups.fibers import fibers, frames, invariant_vectors
 from escnn_attention.plain.irreps import Irreps
 from escnn_attention.plain.projections import FromPoses, ToPoses
@@ -57,7 +59,7 @@ def features(shape, layout):
 def poses(in_type, groups, layout):
     """Random regular fields in the layout that a map to them has."""
     to = projection(FieldType(in_type.gspace, [in_type.gspace.regular_repr]), groups, False)
-    x = features((2, to[1].poses.shape[0]), layout)
+    x = features((2, to[1].order), layout)
     y = to[1].to_poses(x, to[0].weight, None)[0].detach()
     if layout == "images":
         y = y.movedim(2, -1).contiguous().movedim(-1, 2)
@@ -160,6 +162,27 @@ def test_second_derivatives(layout, transposed):
     assert torch.autograd.gradgradcheck(mapped, (x, made.weight, made.bias), fast_mode=True)
 
 
+def test_a_map_that_is_used_twice():
+    """All its gradients, also those that have gradients of their own, are those of the expanded weights."""
+    in_type = FieldType(gspaces.flipRot2dOnR2(4), FIELDS * [gspaces.flipRot2dOnR2(4).regular_repr])
+    (there, irreps), (here, irreps_back) = (projection(in_type, 1, back) for back in (False, True))
+    irreps.least = irreps_back.least = 0
+    x = features((2, in_type.size), "positions")
+    leaves = [x, there.weight, there.bias, here.weight, here.bias]
+
+    def differentiate(*used):
+        there.irreps, here.irreps = used
+        first, again = (
+            torch.autograd.grad(here(there(here(there(x)).tanh())).sum(), leaves, create_graph=graph)
+            for graph in (True, False)
+        )
+        assert_alike(again, first)
+        return first, torch.autograd.grad(first[0].square().sum(), leaves[:4])
+
+    for found, expected in zip(differentiate(irreps, irreps_back), differentiate(None, None), strict=True):
+        assert_alike(found, expected)
+
+
 @pytest.fixture
 def layer():
     torch.manual_seed(0)
@@ -173,9 +196,9 @@ def calls(monkeypatch):
     found = []
     of_irreps = Irreps.compute
 
-    def compute(self, x, *args, **kwargs):
-        found.append(x[..., 0].numel())
-        return of_irreps(self, x, *args, **kwargs)
+    def compute(self, given, *args, **kwargs):
+        found.append(given[0][..., 0].numel())
+        return of_irreps(self, given, *args, **kwargs)
 
     monkeypatch.setattr(Irreps, "compute", compute)
     return found
@@ -236,3 +259,36 @@ def test_gradients_of_many_images_in_half_precision():
 
     for found, expected in zip(gradients(torch.bfloat16), gradients(torch.float64), strict=True):
         assert float((found - expected).norm()) < 1e-2 * float(expected.norm())
+
+
+def test_features_of_a_wrong_shape_are_refused():
+    made, irreps = projection(field_type(gspaces.rot2dOnR2(4), "regular"), 2, False)
+    with pytest.raises(ValueError, match=r"x: got features \(1, 3, 3, 12\)"):
+        irreps.to_poses(torch.zeros(1, 3, 3, 12, dtype=torch.float64), made.weight, None)
+    for shape in [(1, 1, 9, 4, 4), (2, 1, 9, 4, 3), (2, 9, 4, 4)]:
+        with pytest.raises(ValueError, match="y: got regular fields"):
+            irreps.from_poses(torch.zeros(shape, dtype=torch.float64), made.weight, None)
+
+
+ON_GRIDS = {
+    "class tokens": lambda fields: AttentionPool(fields, 3, num_heads=2, head_fields=16, tokens=2),
+    "cross-attention": lambda fields: GroupCrossAttention(*3 * [fields], num_heads=2, kernel_size=3, head_fields=16),
+    "self-attention": lambda fields: GroupSelfAttention(fields, fields, num_heads=2, kernel_size=3, head_fields=16),
+    "linear": lambda fields: PoseLinear(fields, fields),
+}
+
+
+@pytest.mark.parametrize("name", ON_GRIDS)
+def test_layers_on_grids(name):
+    gspace = gspaces.flipRot2dOnR2(8)
+    fields = FieldType(gspace, 8 * [gspace.regular_repr])
+    layer = ON_GRIDS[name](fields).double().plain
+    x = (1 + (name == "cross-attention")) * [torch.randn(2, fields.size, 5, 7, dtype=torch.float64)]
+    used = [module for module in layer.modules() if isinstance(module, Irreps)]
+    assert used
+    for module in used:
+        module.least = 0
+    found = layer(*x)
+    for module in used:
+        module.least = math.inf
+    torch.testing.assert_close(found, layer(*x), rtol=0, atol=1e-12)
