@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from escnn_attention.plain.irreps import Irreps
+from examples.benchmarks.curves import bars
 from examples.benchmarks.measure import Subject
 from examples.benchmarks.references import platonic
 from examples.benchmarks.report import Report, Run, time
@@ -89,7 +90,7 @@ def blocks(run: Run) -> Report:
         fields = width // order
         options = {"num_heads": 1, "head_fields": fields, "keys": "own", "encoding": "rotary", "norm": "pre"}
         ours = partial(attention, space, shape, batch, fields, block=True, activation="gelu", **options)
-        name = f"{space}, {tokens} tokens, {fields * order} channels"
+        name = f"{space.capitalize()}, {tokens} tokens, {fields * order} channels"
         subjects = {
             f"PyTorch, {name}": partial(torch_block, batch, tokens, fields * order),
             f"expanded, {name}": partial(ours, form="expanded"),
@@ -107,6 +108,9 @@ def blocks(run: Run) -> Report:
     kinds = [column for kind in ("PyTorch", "expanded", "irreps") for column in (kind, "memory")]
     columns = ["block", *kinds, "operations", "time / expanded", "time / PyTorch"]
     report.table("Blocks: forward and backward", columns, rows)
+    groups = [str(row[0]) for row in rows]
+    named = {kind: [f"{kind}, {group}" for group in groups] for kind in ("PyTorch", "expanded", "irreps")}
+    bars(report, "blocks.png", "Pre-norm blocks, batch 8, forward and backward", groups, named)
     return report
 
 

@@ -1,9 +1,9 @@
-"""Cost against size: measured, tabulated and drawn with logarithmic axes."""
+"""Pictures of costs: against size, measured, tabulated and drawn with logarithmic axes; and bars."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 
-from examples.benchmarks.measure import Result, Subject, measure
+from examples.benchmarks.measure import COSTS, Result, Subject, measure
 from examples.benchmarks.report import Report, Run, cost
 
 LIMIT = 5.0  # seconds; a curve ends with the first step that takes longer
@@ -142,6 +142,26 @@ def _ticks(axes: Axes, sizes: Sequence[int]) -> None:
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_minor_locator(NullLocator())
+
+
+def bars(report: Report, picture: str, title: str, groups: Sequence[str], kinds: Mapping[str, Sequence[str]]) -> None:
+    """Bars of time and memory side by side: in each group the results of each kind, given by their names."""
+    figure = Figure(figsize=(10, 1 + 0.17 * len(groups) * (1 + len(kinds))), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    height = 0.8 / len(kinds)
+    for axes, label, quantity, unit in zip(
+        panels, ("time (s)", "peak memory (MB)"), COSTS[::2], (1.0, 1e-6), strict=True
+    ):
+        for i, (kind, names) in enumerate(kinds.items()):
+            found = {place: getattr(report.results[name], quantity) for place, name in enumerate(names)}
+            found = {place: unit * value for place, value in found.items() if value is not None}
+            places = [place + height * (i - (len(kinds) - 1) / 2) for place in found]
+            drawn = axes.barh(places, list(found.values()), height, color=STYLES[i][0], label=kind)
+            axes.bar_label(drawn, fmt="%.2g" if unit == 1 else "%.0f", padding=2, fontsize="small")
+        axes.set(xlabel=label, yticks=range(len(groups)), yticklabels=groups)
+        axes.margins(x=0.12, y=0.02)
+    panels[0].invert_yaxis()
+    finish(report, picture, figure, title)
 
 
 def finish(report: Report, name: str, figure: Figure, title: str) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from matplotlib.figure import Figure
-
-from examples.benchmarks.curves import STYLES, finish
-from examples.benchmarks.measure import COSTS
+from examples.benchmarks.curves import bars
 from examples.benchmarks.references import att_gconvs
 from examples.benchmarks.report import Report, Run, size, time, times
 from examples.benchmarks.subjects import field_network, fields_to_fields, training
@@ -120,26 +117,8 @@ def attentive(run: Run) -> Report:
         report.table(f"Against att_gconvs: a training step, batch {batch}", columns, rows)
     _tabulate(report, f"p4-CNN, batch {batch}, against the network without attention", list(VARIANTS))
     kinds = {"published": list(published.values()), "ours": list(VARIANTS)} if published else {"ours": list(VARIANTS)}
-    _draw(report, f"A training step of the p4-CNN, batch {batch}", list(VARIANTS), kinds)
+    bars(report, "attentive.png", f"A training step of the p4-CNN, batch {batch}", list(VARIANTS), kinds)
     return report
-
-
-def _draw(report: Report, title: str, groups: list[str], kinds: dict[str, list[str]]) -> None:
-    """Bars of time and memory side by side: in each group the results of each kind, given by their names."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    height = 0.8 / len(kinds)
-    for axes, label, cost, unit in zip(panels, ("time (s)", "peak memory (MB)"), COSTS[::2], (1.0, 1e-6), strict=True):
-        for i, (kind, names) in enumerate(kinds.items()):
-            found = {place: getattr(report.results[name], cost) for place, name in enumerate(names)}
-            found = {place: unit * value for place, value in found.items() if value is not None}
-            places = [place + height * (i - (len(kinds) - 1) / 2) for place in found]
-            drawn = axes.barh(places, list(found.values()), height, color=STYLES[i][0], label=kind)
-            axes.bar_label(drawn, fmt="%.2g" if unit == 1 else "%.0f", padding=2, fontsize="small")
-        axes.set(xlabel=label, yticks=range(len(groups)), yticklabels=groups)
-        axes.margins(x=0.12)
-    panels[0].invert_yaxis()
-    finish(report, "attentive.png", figure, title)
 
 
 def attentive_large(run: Run) -> Report:

@@ -85,7 +85,7 @@ RUNS = {
     "step --case d4-96 --query own": ({"step-d4-96"}, ()),
     "dense": ({"dense"}, ()),
     "rotary": ({"rotary"}, ()),
-    "blocks": ({"blocks"}, ()),
+    "blocks": ({"blocks"}, ("blocks",)),
     "fields": ({"fields"}, ()),
     "attentive": ({"attentive", "attentive-all-cnn-c"}, ("attentive",)),
     "points": (POINTS, ("points_edges_points", "points_edges_neighbours")),
