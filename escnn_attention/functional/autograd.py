@@ -257,8 +257,8 @@ class Operator(Generic[Arguments]):
         got, instead = self.passes.backend, self.passes.instead
         if getattr(arguments, "dropout", 0.0) and instead:
             raise RuntimeError(f"backend {got!r} has no second derivatives with dropout; needed backend={instead!r}")
-        # Gradients of views of the leaves: those of a leaf would hold what the others do with it that were computed
-        # from it, as where one layer is used twice, and all of their history would be differentiated.
+        # Views, since a leaf may have been computed from another, as in a layer that is used twice: the gradient of
+        # the other would count this way too.
         leaves = [t.view_as(t) if need else t for t, need in zip(arguments[: self.leaves], needed, strict=True)]
         wanted = [t for t, need in zip(leaves, needed, strict=True) if need]
         found = self.passes.plainly(self.kind(*leaves, *arguments[self.leaves :]))

@@ -278,7 +278,7 @@ class CrossAttention(ScoredHeads):
         """Queries, keys and values ``(M, B, N, P, C)`` of ``(B, *space, size)``; None for the values of keys."""
         sources = (queries, keys, keys if values is None else values)
         projections = (self.project_queries, self.project_keys, self.project_values)
-        q, k, v = (_heads_of(project, x) for project, x in zip(projections, sources, strict=True))
+        q, k, v = (project(x.flatten(1, -2)) for project, x in zip(projections, sources, strict=True))
         return self.complete(q, k, v)
 
 
@@ -287,12 +287,6 @@ class CrossAttention(ScoredHeads):
 def _images_of(images: int, positions: int, device: torch.device) -> Tensor:
     """The number of the image of each position of so many."""
     return torch.arange(images).repeat_interleave(positions).to(device)
-
-
-def _heads_of(project: ToPoses | Scalars, x: Tensor) -> Tensor:
-    """What a projection makes of features ``(B, *space, size)``, for each of M heads: ``(M, B, N, P, C)``."""
-    made: Tensor = project(x.flatten(1, -2))
-    return made
 
 
 def nothing_seen(query: Tensor, key: Tensor) -> Tensor:

@@ -339,9 +339,9 @@ def _is_one_line(x: Tensor, axis: int) -> bool:
 
 
 class _Map(torch.autograd.Function):
-    """The map of features or its transpose, with gradients in the layout of what was given.
+    """The map of features or its transpose.
 
-    Of views autograd would copy them.
+    Its gradients have the layout of what was given; autograd would copy gradients of views.
     """
 
     @staticmethod
@@ -362,7 +362,8 @@ class _Map(torch.autograd.Function):
         found: list[Tensor | None] = [None] * len(needed)
         if any(needed[:2]):
             features, fields = (given, grads) if parts else (grads, given)
-            found[:2] = _Gradients.apply(irreps, bool(parts), weights, *features, *fields)
+            both = _Gradients.apply(irreps, bool(parts), weights, *features, *fields)
+            found[:2] = [t if need else None for t, need in zip(both, needed[:2], strict=True)]
         if any(needed[2:]):
             found[2:] = _Map.apply(irreps, 0 if parts else len(given), given[0].stride(2) == 1, None, weight, *grads)
         return (None, None, None, *found)
@@ -371,7 +372,7 @@ class _Map(torch.autograd.Function):
 class _Gradients(torch.autograd.Function):
     """The gradients of the bias and of a pose's weights, which are linear in the features and in the fields.
 
-    Their own gradients are maps whose weights are what the gradients of the weights are multiplied by.
+    The gradients of the features and fields are maps: the incoming gradients are their bias and weights.
     """
 
     @staticmethod
