@@ -87,6 +87,16 @@ template <class W, int N> inline void clear(W (&x)[N]) {
 template <class W, int M, int N> inline void clear(W (&x)[M][N]) {
     UNROLL for (int i = 0; i < M; i++) clear(x[i]);
 }
+// The same in a register, for several products: GCC would read it from memory again for each of them, and the loads of
+// two vectors take as long as two products.
+template <class T> inline V<T> in_register(V<T> x) {
+#if defined(__x86_64__)
+    asm("" : "+v"(x));
+#elif defined(__aarch64__)
+    asm("" : "+w"(x));
+#endif
+    return x;
+}
 template <class T> inline void store(T* p, V<T> x) { std::memcpy(p, &x, sizeof x); }
 // Less zero it is the number itself, whichever its sign: nothing is computed.
 template <class T> inline V<T> all(T x) { return x - V<T>{}; }
@@ -141,6 +151,9 @@ template <class T> inline V<T> larger(V<T> a, V<T> b) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 4) return V<T>(_mm512_max_ps(__m512(a), __m512(b)));
     if constexpr (sizeof(T) == 8) return V<T>(_mm512_max_pd(__m512d(a), __m512d(b)));
+#elif defined(__FMA__)
+    if constexpr (sizeof(T) == 4) return V<T>(_mm256_max_ps(__m256(a), __m256(b)));
+    if constexpr (sizeof(T) == 8) return V<T>(_mm256_max_pd(__m256d(a), __m256d(b)));
 #endif
     return a > b ? a : b;
 }
@@ -148,6 +161,9 @@ template <class T> inline V<T> smaller(V<T> a, V<T> b) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 4) return V<T>(_mm512_min_ps(__m512(a), __m512(b)));
     if constexpr (sizeof(T) == 8) return V<T>(_mm512_min_pd(__m512d(a), __m512d(b)));
+#elif defined(__FMA__)
+    if constexpr (sizeof(T) == 4) return V<T>(_mm256_min_ps(__m256(a), __m256(b)));
+    if constexpr (sizeof(T) == 8) return V<T>(_mm256_min_pd(__m256d(a), __m256d(b)));
 #endif
     return a < b ? a : b;
 }
@@ -196,10 +212,10 @@ template <class T, int N, int S = 1, class F> inline V<T> reduce(const V<T>* x, 
     }
 }
 
-// The sums of the lanes of 16 vectors.
-template <class T> inline void sum_lanes(const V<T>* x, T* to) {
-    constexpr int number = WIDTH<T> < 16 ? WIDTH<T> : 16;
-    for (int i = 0; i < 16; i += number) {
+// The sums of the lanes of N vectors, a power of two.
+template <class T, int N> inline void sum_lanes(const V<T> (&x)[N], T* to) {
+    constexpr int number = WIDTH<T> < N ? WIDTH<T> : N;
+    for (int i = 0; i < N; i += number) {
         const V<T> y = reduce<T, number>(x + i, plus<T>);
         std::memcpy(to + i, &y, number * sizeof(T));
     }

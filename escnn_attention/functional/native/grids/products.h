@@ -30,9 +30,11 @@ inline void multiply_block(const Keys& keys, const T* key, int64_t channels, int
         }
     for (int64_t c = 0; c < channels; c++) {
         V<T> of_key[K];
-        UNROLL for (int r = 0; r < K; r++) of_key[r] = keys.load(key, c, pose + r);
-        UNROLL for (int r = 0; r < K; r++)
-            UNROLL for (int g = 0; g < G; g++) y[r][g] += of_key[r] * x[c * G + g];
+        UNROLL for (int r = 0; r < K; r++) of_key[r] = in_register<T>(keys.load(key, c, pose + r));
+        UNROLL for (int g = 0; g < G; g++) {
+            const V<T> of_query = in_register<T>(x[c * G + g]);
+            UNROLL for (int r = 0; r < K; r++) y[r][g] += of_key[r] * of_query;
+        }
     }
     UNROLL for (int r = 0; r < K; r++)
         UNROLL for (int g = 0; g < G; g++) to[(pose + r) * G + g] = y[r][g];
@@ -66,11 +68,14 @@ inline void combine_block(const Keys& keys, int64_t first, int64_t last, const T
     V<T> y[K][G] = {};
     for (int64_t number = first; number < last; number++) {
         const T* key = numbers + keys.at(number);
-        for (int64_t pose = 0; pose < keys.key_poses; pose++, weight += G)
-            UNROLL for (int r = 0; r < K; r++) {
-                const V<T> value = keys.load(key, c + r, pose);
-                UNROLL for (int g = 0; g < G; g++) y[r][g] += value * weight[g];
+        for (int64_t pose = 0; pose < keys.key_poses; pose++, weight += G) {
+            V<T> value[K];
+            UNROLL for (int r = 0; r < K; r++) value[r] = in_register<T>(keys.load(key, c + r, pose));
+            UNROLL for (int g = 0; g < G; g++) {
+                const V<T> of_query = in_register<T>(weight[g]);
+                UNROLL for (int r = 0; r < K; r++) y[r][g] += value[r] * of_query;
             }
+        }
     }
     UNROLL for (int r = 0; r < K; r++)
         UNROLL for (int g = 0; g < G; g++) to[(c + r) * G + g] += y[r][g];

@@ -62,16 +62,17 @@ inline void distribute_block(const V<T>* weight, int64_t step, const V<T>* x, T*
     constexpr int number = WIDTH<T> / shared;
     V<T> y[K] = {};
     UNROLL for (int g = 0; g < G; g++)
-        for (int query = 0; query < number; query++)
-            UNROLL for (int r = 0; r < K; r++)
-                y[r] += spread<T, shared>(weight + r * step + g, query) * x[g * number + query];
+        for (int query = 0; query < number; query++) {
+            const V<T> of_query = in_register<T>(x[g * number + query]);
+            UNROLL for (int r = 0; r < K; r++) y[r] += spread<T, shared>(weight + r * step + g, query) * of_query;
+        }
     UNROLL for (int r = 0; r < K; r++) store(to + r * stride, load(to + r * stride) + y[r]);
 }
 // The transpose of combine_keys: the weights of each of some keys, G at a distance of `step` from those of the next,
 // times transposed queries, G of the `group` that each block has, summed over these and added to (keys, padded channels).
 template <class T, int G, int shared>
 void distribute(const V<T>* weight, int64_t step, int64_t keys, const V<T>* x, int64_t group, int64_t channels, T* to) {
-    constexpr int width = WIDTH<T>, K = 2 * BLOCK;
+    constexpr int width = WIDTH<T>, K = 8;
     const int64_t stride = padded<T>(channels);
     for (int64_t block = 0; block < stride; block += width, x += group * (width / shared), to += width) {
         int64_t n = 0;

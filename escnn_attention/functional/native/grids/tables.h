@@ -18,35 +18,55 @@ template <class T> struct Table {
     const int64_t* rows;
 };
 
+// Calls f(how many, whether all queries share the table, the first row or channel) for rows or channels in blocks.
+template <class T, class F> inline void each_table_block(const Table<T>& table, int64_t number, F f) {
+    const auto blocks = [&](auto shared) {
+        int64_t i = 0;
+        for (; i + BLOCK <= number; i += BLOCK) f(std::integral_constant<int, BLOCK>(), shared, i);
+        for (; i < number; i++) f(std::integral_constant<int, 1>(), shared, i);
+    };
+    table.distance == 0 ? blocks(std::true_type()) : blocks(std::false_type());
+}
+
 // Products of queries (channels, G) with the rows: (rows, G).
 template <class T, int G> void multiply(const V<T>* x, const Table<T>& table, V<T>* to) {
-    for (int64_t r = 0; r < table.number; r++) {
-        const T* row = table.row(r);
-        V<T> y[G] = {};
-        for (int64_t c = 0; c < table.channels; c++)
-            UNROLL for (int g = 0; g < G; g++) y[g] += x[c * G + g] * row[g * table.distance + c];
-        UNROLL for (int g = 0; g < G; g++) to[r * G + g] = y[g];
-    }
+    each_table_block(table, table.number, [&](auto number, auto shared, int64_t first) {
+        constexpr int K = number;
+        const T* row[K];
+        V<T> y[K][G], value[K];
+        clear(y);
+        UNROLL for (int r = 0; r < K; r++) row[r] = table.row(first + r);
+        for (int64_t c = 0; c < table.channels; c++) {
+            UNROLL for (int r = 0; r < K; r++) value[r] = all(row[r][c]);
+            UNROLL for (int g = 0; g < G; g++) {
+                const V<T> of_query = in_register<T>(x[c * G + g]);
+                UNROLL for (int r = 0; r < K; r++)
+                    y[r][g] += of_query * (shared ? value[r] : all(row[r][g * table.distance + c]));
+            }
+        }
+        UNROLL for (int r = 0; r < K; r++)
+            UNROLL for (int g = 0; g < G; g++) to[(first + r) * G + g] = y[r][g];
+    });
 }
 // The sum of the rows, weighted (rows, G), added to (channels, G).
-template <class T, int G, int K>
-inline void combine_rows_block(const Table<T>& table, int64_t first, int64_t last, int64_t c, const V<T>* weight,
-                               V<T>* to) {
-    V<T> y[K][G] = {};
-    for (int64_t n = first; n < last; n++) {
-        const T* row = table.row(n) + c;
-        UNROLL for (int r = 0; r < K; r++)
-            UNROLL for (int g = 0; g < G; g++) y[r][g] += weight[n * G + g] * row[g * table.distance + r];
-    }
-    UNROLL for (int r = 0; r < K; r++)
-        UNROLL for (int g = 0; g < G; g++) to[(c + r) * G + g] += y[r][g];
-}
 template <class T, int G> void combine_rows(const Table<T>& table, const V<T>* weight, V<T>* to) {
     each_span(table.number, 1, [&](int64_t first, int64_t last) {
-        int64_t c = 0;
-        for (; c + BLOCK <= table.channels; c += BLOCK)
-            combine_rows_block<T, G, BLOCK>(table, first, last, c, weight, to);
-        for (; c < table.channels; c++) combine_rows_block<T, G, 1>(table, first, last, c, weight, to);
+        each_table_block(table, table.channels, [&](auto number, auto shared, int64_t c) {
+            constexpr int K = number;
+            V<T> y[K][G], value[K];
+            clear(y);
+            for (int64_t n = first; n < last; n++) {
+                const T* row = table.row(n) + c;
+                UNROLL for (int r = 0; r < K; r++) value[r] = all(row[r]);
+                UNROLL for (int g = 0; g < G; g++) {
+                    const V<T> of_query = in_register<T>(weight[n * G + g]);
+                    UNROLL for (int r = 0; r < K; r++)
+                        y[r][g] += of_query * (shared ? value[r] : all(row[g * table.distance + r]));
+                }
+            }
+            UNROLL for (int r = 0; r < K; r++)
+                UNROLL for (int g = 0; g < G; g++) to[(c + r) * G + g] += y[r][g];
+        });
     });
 }
 // From gradients of the products to those of the queries and of the tables, each number of these in the lanes of a
@@ -54,20 +74,30 @@ template <class T, int G> void combine_rows(const Table<T>& table, const V<T>* w
 template <class T, int G>
 void multiply_backward(const V<T>* x, const Table<T>& table, const V<T>* grad, V<T>* grad_x, V<T>* grad_table) {
     combine_rows<T, G>(table, grad, grad_x);
-    for (int64_t r = 0; r < table.number; r++) {
-        V<T>* grad_row = grad_table + table.index(r) * table.channels;
-        V<T> y[G];
-        UNROLL for (int g = 0; g < G; g++) y[g] = grad[r * G + g];
-        for (int64_t c = 0; c < table.channels; c++) {
-            if (table.distance == 0) {
-                V<T> z{};
-                UNROLL for (int g = 0; g < G; g++) z += y[g] * x[c * G + g];
-                grad_row[c] += z;
-            } else {
-                UNROLL for (int g = 0; g < G; g++) grad_row[g * table.distance + c] += y[g] * x[c * G + g];
-            }
+    each_table_block(table, table.number, [&](auto number, auto shared, int64_t first) {
+        constexpr int K = number;
+        V<T>* grad_row[K];
+        V<T> y[K][G];
+        UNROLL for (int r = 0; r < K; r++) {
+            grad_row[r] = grad_table + table.index(first + r) * table.channels;
+            UNROLL for (int g = 0; g < G; g++) y[r][g] = grad[(first + r) * G + g];
         }
-    }
+        for (int64_t c = 0; c < table.channels; c++) {
+            V<T> z[K];
+            clear(z);
+            UNROLL for (int g = 0; g < G; g++) {
+                const V<T> of_query = in_register<T>(x[c * G + g]);
+                UNROLL for (int r = 0; r < K; r++) {
+                    if (shared)
+                        z[r] += y[r][g] * of_query;
+                    else
+                        grad_row[r][g * table.distance + c] += y[r][g] * of_query;
+                }
+            }
+            if (shared)
+                UNROLL for (int r = 0; r < K; r++) grad_row[r][c] += z[r];
+        }
+    });
 }
 
 // The tables of one head, one for every output pose from which it is seen: (H, size, channels), and their gradients.

@@ -73,7 +73,7 @@ template <class T> struct Window {
         for (int64_t c = 0; c < channels; c++, key += step, x += G) {
             V<T> y[K] = {};
             UNROLL for (int g = 0; g < G; g++) {
-                const V<T> of_query = x[g];
+                const V<T> of_query = in_register<T>(x[g]);
                 UNROLL for (int r = 0; r < K; r++) y[r] += w[r][g] * of_query;
             }
             UNROLL for (int r = 0; r < K; r++) store(key + r * row, ::load(key + r * row) + y[r]);

@@ -14,7 +14,7 @@ template <class T> struct Network {
     using W = V<T>;
     static constexpr int width = WIDTH<T>;
     static constexpr int chunk = 8;             // vectors of rows that are taken at once
-    static constexpr int tile = 4;              // units, and vectors, whose results are kept in registers
+    static constexpr int tile = 4;              // vectors whose results are kept in registers, for BLOCK units
     static constexpr int size = chunk * width;  // rows of a chunk
 
     explicit Network(const Arguments& call)
@@ -84,10 +84,35 @@ template <class T> struct Network {
         return reciprocal<T>(normal_exp2<T>(z, -LOG2E<T>) + T(1));
     }
     // Calls f(number, unit) for all units, in tiles.
-    template <class F> void each_tile(int64_t units, F f) const {
+    template <int MOST = BLOCK, class F> void each_tile(int64_t units, F f) const {
         int64_t unit = 0;
-        for (; unit + tile <= units; unit += tile) f(std::integral_constant<int, tile>(), unit);
+        for (; unit + MOST <= units; unit += MOST) f(std::integral_constant<int, MOST>(), unit);
         for (; unit < units; unit++) f(std::integral_constant<int, 1>(), unit);
+    }
+
+    // The products of some numbers with vectors that are `step` apart.
+    template <int B, int N> static void add_products(const W (&x)[B], const W* vectors, W (&y)[B][N], int step = 1) {
+        W of_x[B];
+        for (int b = 0; b < B; b++) of_x[b] = in_register<T>(x[b]);
+        for (int v = 0; v < N; v++) {
+            const W of_vector = in_register<T>(vectors[v * step]);
+            for (int b = 0; b < B; b++) y[b][v] += of_x[b] * of_vector;
+        }
+    }
+
+    // The sums over i of weights, `row` apart from unit to unit and `step` from one to the next, times vectors. A function
+    // of its own, whose sums have all registers: constants of sigmoids would take them.
+    template <int B> [[gnu::noinline]] static void multiply(const T* weights, int64_t row, int64_t step,
+                                                            const W* vectors, int64_t count, W (&to)[B][tile]) {
+        W y[B][tile];
+        clear(y);
+        for (int64_t i = 0; i < count; i++, weights += step, vectors += chunk) {
+            W weight[B];
+            for (int b = 0; b < B; b++) weight[b] = all(weights[b * row]);
+            add_products(weight, vectors, y);
+        }
+        for (int b = 0; b < B; b++)
+            for (int v = 0; v < tile; v++) to[b][v] = y[b][v];
     }
 
     // The first layer: its outputs in `active`, and in a backward pass the derivatives of SiLU in `slope`.
@@ -112,11 +137,7 @@ template <class T> struct Network {
             constexpr int B = number;
             for (int start = 0; start < chunk; start += tile) {
                 W y[B][tile], s[tile];
-                clear(y);
-                for (int64_t i = 0; i < hidden; i++)
-                    for (int b = 0; b < B; b++)
-                        for (int v = 0; v < tile; v++)
-                            y[b][v] += second[(unit + b) * hidden + i] * active[i * chunk + start + v];
+                multiply<B>(second + unit * hidden, hidden, 1, &active[start], hidden, y);
                 for (int b = 0; b < B; b++) {
                     for (int v = 0; v < tile; v++) s[v] = sigmoid(y[b][v]);
                     f(unit + b, start, y[b], s);
@@ -156,15 +177,16 @@ template <class T> struct Network {
     // The gradients of the second weights.
     void add_to_second() {
         each_tile(second_hidden, [&](auto rows, int64_t unit) {
-            each_tile(hidden, [&](auto columns, int64_t from) {
+            each_tile<tile>(hidden, [&](auto columns, int64_t from) {
                 constexpr int B = rows, D = columns;
                 W y[B][D];
                 for (int b = 0; b < B; b++)
                     for (int d = 0; d < D; d++) y[b][d] = grad_second[(unit + b) * hidden + from + d];
-                for (int v = 0; v < chunk; v++)
-                    for (int b = 0; b < B; b++)
-                        for (int d = 0; d < D; d++)
-                            y[b][d] += grad_second_in[(unit + b) * chunk + v] * active[(from + d) * chunk + v];
+                for (int v = 0; v < chunk; v++) {
+                    W grad[B];
+                    for (int b = 0; b < B; b++) grad[b] = grad_second_in[(unit + b) * chunk + v];
+                    add_products(grad, &active[from * chunk + v], y, chunk);
+                }
                 for (int b = 0; b < B; b++)
                     for (int d = 0; d < D; d++) grad_second[(unit + b) * hidden + from + d] = y[b][d];
             });
@@ -176,11 +198,7 @@ template <class T> struct Network {
             constexpr int B = number;
             for (int start = 0; start < chunk; start += tile) {
                 W y[B][tile];
-                clear(y);
-                for (int64_t i = 0; i < second_hidden; i++)
-                    for (int b = 0; b < B; b++)
-                        for (int v = 0; v < tile; v++)
-                            y[b][v] += second[i * hidden + unit + b] * grad_second_in[i * chunk + start + v];
+                multiply<B>(second + unit, 1, hidden, &grad_second_in[start], second_hidden, y);
                 for (int b = 0; b < B; b++)
                     for (int v = 0; v < tile; v++) slope[(unit + b) * chunk + start + v] *= y[b][v];
             }

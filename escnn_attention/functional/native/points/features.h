@@ -37,7 +37,7 @@ template <class T> struct FeatureScores {
         each_table(task, [&](const Table& table) {
             if (call.grad_reads)
                 each_block([&](auto number, const Reader* block) {
-                    for (int64_t f = 0; f < call.num_features; f += 4) add_to_reads<number>(task, block, table, f);
+                    for (int64_t f = 0; f < call.num_features; f += BLOCK) add_to_reads<number>(task, block, table, f);
                 });
             if (!call.grad_features) return;
             int64_t key = 0;
@@ -111,43 +111,45 @@ template <class T> struct FeatureScores {
         const int64_t features = call.num_features;
         for (int64_t f = 0; f < features; f++) {
             W x[B];
-            for (int b = 0; b < B; b++) x[b] = load(table.features + f * table.stride + key + b * width);
+            for (int b = 0; b < B; b++) x[b] = in_register<T>(load(table.features + f * table.stride + key + b * width));
             for (int i = 0; i < R; i++)
                 for (int b = 0; b < B; b++) y[i][b] += block[i].reads[f] * x[b];
         }
         for (int i = 0; i < R; i++)
             for (int b = 0; b < B; b++) store(block[i].row + key + b * width, y[i][b]);
     }
-    // To the gradients of what is read of four features.
+    // To the gradients of what is read of some features.
     template <int R>
     inline void add_to_reads(const Task<T>& task, const Reader* block, const Table& table, int64_t first) const {
-        const T* feature[4];
-        for (int b = 0; b < 4; b++)
+        const T* feature[BLOCK];
+        for (int b = 0; b < BLOCK; b++)
             feature[b] = table.features + std::min(first + b, call.num_features - 1) * table.stride;
-        W y[16];
+        W y[GROUP * BLOCK];
         clear(y);
         for (int64_t key = 0; key < task.num_keys; key += width) {
-            W x[4];
-            for (int b = 0; b < 4; b++) x[b] = load(feature[b] + key);
+            W x[BLOCK];
+            for (int b = 0; b < BLOCK; b++) x[b] = load(feature[b] + key);
             // What follows the last key belongs to another query, and may be no number.
             if (key + width > task.num_keys)
-                for (int b = 0; b < 4; b++) x[b] = task.last ? x[b] : W{};
+                for (int b = 0; b < BLOCK; b++) x[b] = task.last ? x[b] : W{};
+            for (int b = 0; b < BLOCK; b++) x[b] = in_register<T>(x[b]);
             for (int i = 0; i < R; i++) {
-                const W grad = load(block[i].row + key);
-                for (int b = 0; b < 4; b++) y[i * 4 + b] += grad * x[b];
+                const W grad = in_register<T>(load(block[i].row + key));
+                for (int b = 0; b < BLOCK; b++) y[i * BLOCK + b] += grad * x[b];
             }
         }
-        T total[16];
+        T total[GROUP * BLOCK];
         sum_lanes<T>(y, total);
         for (int i = 0; i < R; i++)
-            for (int64_t b = 0; b < std::min<int64_t>(4, call.num_features - first); b++)
-                block[i].grad_reads[first + b] += total[i * 4 + b];
+            for (int64_t b = 0; b < std::min<int64_t>(BLOCK, call.num_features - first); b++)
+                block[i].grad_reads[first + b] += total[i * BLOCK + b];
     }
     // The gradients of features at B vectors of keys, which has all readers. Those of several tasks are added.
     template <int B> void write_features(const Task<T>& task, const Table& table, int64_t key) const {
         int64_t first = 0;
-        for (; first + 4 < call.num_features; first += 8) write_features<B, 8>(task, table, first, key);
-        if (first < call.num_features) write_features<B, 4>(task, table, first, key);
+        for (; first + BLOCK < call.num_features; first += 2 * BLOCK)
+            write_features<B, 2 * BLOCK>(task, table, first, key);
+        if (first < call.num_features) write_features<B, BLOCK>(task, table, first, key);
     }
     template <int B, int F>
     void write_features(const Task<T>& task, const Table& table, int64_t first, int64_t key) const {
@@ -157,7 +159,7 @@ template <class T> struct FeatureScores {
         for (int i = 0; i < F; i++) feature[i] = std::min(first + i, call.num_features - 1);
         for (const Reader& reader : readers) {
             W grad[B];
-            for (int b = 0; b < B; b++) grad[b] = load(reader.row + key + b * width);
+            for (int b = 0; b < B; b++) grad[b] = in_register<T>(load(reader.row + key + b * width));
             for (int i = 0; i < F; i++)
                 for (int b = 0; b < B; b++) y[i][b] += reader.reads[feature[i]] * grad[b];
         }

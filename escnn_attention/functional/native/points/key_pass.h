@@ -119,12 +119,15 @@ template <class T> struct KeyPass {
             W w[R][B];
             for (int i = 0; i < R; i++)
                 for (int b = 0; b < B; b++) w[i][b] = load(weight[i] + pose * num_keys + b * width);
-            for (; channel < channels && entry < some; channel++, entry++)
-                for (int b = 0; b < B; b++) {
-                    W y = to[b][entry];
-                    for (int i = 0; i < R; i++) y += x[i][channel] * w[i][b];
-                    to[b][entry] = y;
+            for (; channel < channels && entry < some; channel++, entry++) {
+                W y[B];
+                for (int b = 0; b < B; b++) y[b] = to[b][entry];
+                for (int i = 0; i < R; i++) {
+                    const W of_query = all(x[i][channel]);
+                    for (int b = 0; b < B; b++) y[b] += of_query * w[i][b];
                 }
+                for (int b = 0; b < B; b++) to[b][entry] = y[b];
+            }
         }
     }
     // Adds N numbers, of which there are some, to each of so many keys.

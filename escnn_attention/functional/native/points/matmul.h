@@ -15,7 +15,7 @@ template <class T, int R, int B> inline void matmul_block(const T* const* x, int
         for (int b = 0; b < B; b++) y[i][b] = load(start[i] + key + b * width);
     for (int64_t channel = 0; channel < channels; channel++) {
         V<T> at[B];
-        for (int b = 0; b < B; b++) at[b] = load(keys[channel] + key + b * width);
+        for (int b = 0; b < B; b++) at[b] = in_register<T>(load(keys[channel] + key + b * width));
         for (int i = 0; i < R; i++)
             for (int b = 0; b < B; b++) y[i][b] += x[i][channel] * at[b];
     }
@@ -36,21 +36,21 @@ template <class T, int R> void matmul(const T* const* x, int64_t channels, const
 template <class T, int R> void matmul_transposed(const T* const* weight, const T* factor, const Rows<T>& keys,
                                                  int64_t channels, int64_t length, T* const* to) {
     constexpr int width = WIDTH<T>;
-    for (int64_t channel = 0; channel < channels; channel += 4) {
-        const int64_t some = std::min<int64_t>(4, channels - channel);
-        const T* row[4];
-        for (int b = 0; b < 4; b++) row[b] = keys[std::min(channel + b, channels - 1)];
-        V<T> y[4 * 4];
+    for (int64_t channel = 0; channel < channels; channel += BLOCK) {
+        const int64_t some = std::min<int64_t>(BLOCK, channels - channel);
+        const T* row[BLOCK];
+        for (int b = 0; b < BLOCK; b++) row[b] = keys[std::min(channel + b, channels - 1)];
+        V<T> y[BLOCK * GROUP];
         clear(y);
         for (int64_t key = 0; key < length; key += width) {
             V<T> w[R];
-            for (int i = 0; i < R; i++) w[i] = load(weight[i] + key);
-            for (int b = 0; b < 4; b++) {
-                const V<T> x = load(row[b] + key);
-                for (int i = 0; i < R; i++) y[b * 4 + i] += w[i] * x;
+            for (int i = 0; i < R; i++) w[i] = in_register<T>(load(weight[i] + key));
+            for (int b = 0; b < BLOCK; b++) {
+                const V<T> x = in_register<T>(load(row[b] + key));
+                for (int i = 0; i < R; i++) y[b * GROUP + i] += w[i] * x;
             }
         }
-        T total[4][4];
+        T total[BLOCK][GROUP];
         sum_lanes<T>(y, total[0]);
         for (int i = 0; i < R; i++)
             for (int64_t b = 0; b < some; b++) to[i][channel + b] += factor[i] * total[b][i];
