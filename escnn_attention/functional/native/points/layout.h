@@ -58,11 +58,9 @@ template <class T> struct Layout {
     // What a query without a pose, or with that of the output, has for a query pose.
     int64_t own_query_pose(int64_t pose) const { return call.query_poses == 1 ? 0 : pose; }
 
-    // How many keys a group has.
+    // How many keys a group has: what fills up is behind them.
     int64_t num_keys(const int64_t* keys) const {
-        int64_t number = call.group_keys;
-        while (number > 0 && keys[number - 1] < 0) number--;
-        return number;
+        return std::partition_point(keys, keys + call.group_keys, [](int64_t key) { return key >= 0; }) - keys;
     }
 
     int64_t query_offset(const ScoreRow& row) const {
