@@ -19,6 +19,8 @@ from escnn_attention.functional.columns import add_columns
 # Rows that fill no vector register are slow to make; of fewer positions images are copied to rows.
 _NARROW = 16
 
+# Products with so few outputs take two to three times as long as one with those of all groups, which is moved then.
+_FEW_OUTPUTS = 8
 _FEW = 2**16
 # Of so many numbers a backward pass of our own takes about as long as PyTorch's, and of fewer it takes longer.
 SMALL = 2**20
@@ -311,7 +313,7 @@ def _columns(y: Tensor, last: int) -> Tensor:
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool = False) -> Tensor:
     shape, of_groups = weight.shape, weight.flatten(1, -2)
     groups, outputs, inputs = of_groups.shape
-    if not side_by_side and _in_one(of_groups, math.prod(x.shape[:-1])):
+    if not side_by_side and (outputs <= _FEW_OUTPUTS or _in_one(of_groups, math.prod(x.shape[:-1]))):
         return _one_product(x, weight, bias)[0]
     if side_by_side:
         if bias is not None:  # With zeros for the other groups: one copy.
