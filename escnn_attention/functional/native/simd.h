@@ -87,8 +87,8 @@ template <class W, int N> inline void clear(W (&x)[N]) {
 template <class W, int M, int N> inline void clear(W (&x)[M][N]) {
     UNROLL for (int i = 0; i < M; i++) clear(x[i]);
 }
-// The same in a register, for several products: GCC would read it from memory again for each of them, and the loads of
-// two vectors take as long as two products.
+// A vector that stays in a register while it is an operand of several products. GCC would load it for each of them, and
+// two loads take as long as two products.
 template <class T> inline V<T> in_register(V<T> x) {
 #if defined(__x86_64__)
     asm("" : "+v"(x));

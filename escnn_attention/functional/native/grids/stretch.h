@@ -72,7 +72,7 @@ inline void distribute_block(const V<T>* weight, int64_t step, const V<T>* x, T*
 // times transposed queries, G of the `group` that each block has, summed over these and added to (keys, padded channels).
 template <class T, int G, int shared>
 void distribute(const V<T>* weight, int64_t step, int64_t keys, const V<T>* x, int64_t group, int64_t channels, T* to) {
-    constexpr int width = WIDTH<T>, K = 8;
+    constexpr int width = WIDTH<T>, K = 8;  // sums in registers, as many as hide the time of a product
     const int64_t stride = padded<T>(channels);
     for (int64_t block = 0; block < stride; block += width, x += group * (width / shared), to += width) {
         int64_t n = 0;
