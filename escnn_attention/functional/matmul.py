@@ -19,7 +19,8 @@ from escnn_attention.functional.columns import add_columns
 # Rows that fill no vector register are slow to make; of fewer positions images are copied to rows.
 _NARROW = 16
 
-# Products with so few outputs take two to three times as long as one with those of all groups, which is moved then.
+# For groups of at most so many outputs a product for each takes two to three times as long as one product for all
+# groups and a copy of its result.
 _FEW_OUTPUTS = 8
 _FEW = 2**16
 # Of so many numbers a backward pass of our own takes about as long as PyTorch's, and of fewer it takes longer.

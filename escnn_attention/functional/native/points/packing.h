@@ -12,8 +12,8 @@ inline void pack_block(const Task<T>& task, const T* from, const T* end, int64_t
     constexpr int width = WIDTH<T>;
     const int64_t numbers = task.layout.key_numbers, channels = task.call.channels, num_keys = task.num_keys;
     const int64_t some = std::min<int64_t>(N, numbers - entry);
-    // Lanes beyond the numbers of a key are not used.
     const int64_t* keys = task.keys;
+    // Lanes beyond the numbers of a key are not used.
     const auto row = [&](int64_t key) {
         V<T> x{};
         const T* start = from + keys[key < num_keys ? key : 0] * numbers + entry;
