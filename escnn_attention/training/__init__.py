@@ -27,7 +27,7 @@ _PLACES = {
     "PointForecast": "modules.points",
     "PointRegression": "modules.points",
     "QM9": "data.clouds.qm9",
-    "RotMNIST": "data.images.rotmnist",
+    "RotMNIST": "data.images.mnist",
     "SegmentationModule": "modules.classifier",
     "Springs": "data.clouds.springs",
     "load_network": "experiment",

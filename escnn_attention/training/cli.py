@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from escnn_attention import __version__
-from escnn_attention.training.comparison.settings import Settings
+from escnn_attention.training.comparison import Settings
 from escnn_attention.training.stopping import stoppable
 
 _PROGRAM = "escnn-attention"

@@ -28,9 +28,8 @@ class _Halved:
 
 
 class _HalfSize(PublishedImages):
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, Source] | None:
-        sources = super()._read(folder, parts)
-        return None if sources is None else {part: _Halved(source) for part, source in sources.items()}
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
+        return {part: _Halved(source) for part, source in super()._read(folder, parts).items()}
 
 
 class HalfRotMNIST(_HalfSize, RotMNIST):

@@ -16,17 +16,12 @@ class AirplanesAndCars(CIFAR10):
 
     num_classes = 2
 
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, InMemory] | None:
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, InMemory]:
         wider = {part: None if limit is None else _MORE * limit for part, limit in parts.items()}
-        sources = super()._read(folder, wider)
-        if sources is None:
-            return None
-        chosen = {part: _of_two(source) for part, source in sources.items()}
+        chosen = {part: _of_two(source) for part, source in super()._read(folder, wider).items()}
         short = {part: None for part, limit in parts.items() if limit is not None and len(chosen[part]) < limit}
         if short:
-            again = super()._read(folder, short)
-            assert again is not None
-            chosen |= {part: _of_two(source) for part, source in again.items()}
+            chosen |= {part: _of_two(source) for part, source in super()._read(folder, short).items()}
         return chosen
 
 

@@ -19,9 +19,9 @@ from escnn_attention.models import HamiltonianNetwork, PointTransformer
 from escnn_attention.training import load_network
 from escnn_attention.training.data.clouds.base import Clouds, random_rotations
 from escnn_attention.training.data.clouds.springs import energy
+from escnn_attention.training.errors import quiet_lightning
 from escnn_attention.training.experiment import BEST, TEST, run_experiment
 from escnn_attention.training.files import atomic_file
-from escnn_attention.training.quiet import quiet_lightning
 from examples.experiments.runs import DATA, Run, execute, named
 
 ROTATED = "rotated"

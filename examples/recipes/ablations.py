@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 
 from escnn_attention.nn.summary import count_parameters
+from escnn_attention.training.comparison import Settings
 from escnn_attention.training.comparison.compare import (
     ANY_ANGLE,
     UPRIGHT,
@@ -28,7 +29,6 @@ from escnn_attention.training.comparison.compare import (
     train,
 )
 from escnn_attention.training.comparison.networks import gspace_by_name
-from escnn_attention.training.comparison.settings import Settings
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file
 from examples.experiments.report import mean_and_error

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from escnn_attention.training import Classifier
-from escnn_attention.training.comparison.settings import Settings
+from escnn_attention.training.comparison import Settings
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.network import build_described
 from escnn_attention.training.modules.scheduled import adam

@@ -19,14 +19,14 @@ from tests import samples
 # The package is imported by fixtures only: of a folder that is named pytest reads this file before it is told by
 # the one at the top how kernels run here, which Triton wants to know when it is first imported.
 if TYPE_CHECKING:
+    from escnn_attention.training.comparison import Settings
     from escnn_attention.training.comparison.compare import NetworkResult
-    from escnn_attention.training.comparison.settings import Settings
 
 
 @pytest.fixture(scope="session")
 def tiny_in() -> Callable[[Path], Settings]:
     """A comparison in a folder that takes seconds: small networks, few images, one epoch."""
-    from escnn_attention.training.comparison.settings import Settings
+    from escnn_attention.training.comparison import Settings
 
     options = {"group": "c4", "parameters": 600, "epochs": 1, "batch_size": 25, "limit_train": 50, "limit_test": 20}
     return lambda folder: Settings(networks="cnn", output=folder, accelerator="cpu", **options)

@@ -25,19 +25,18 @@ from escnn_attention.groups.fibers import fibers, is_signed_permutation
 from escnn_attention.models import InvariantLogits
 from escnn_attention.nn.summary import count_parameters
 from escnn_attention.plotting import name_element
+from escnn_attention.training.comparison import TITLES, Settings
 from escnn_attention.training.comparison.networks import describe_network, gspace_by_name
-from escnn_attention.training.comparison.settings import TITLES, Settings
 from escnn_attention.training.data.fields import turned
 from escnn_attention.training.data.images.base import PublishedImages
 from escnn_attention.training.data.images.digits import Digits
-from escnn_attention.training.data.images.rotmnist import RotMNIST
+from escnn_attention.training.data.images.mnist import RotMNIST
 from escnn_attention.training.errors import UserError, as_user_error
 from escnn_attention.training.experiment import LAST, run_experiment
 from escnn_attention.training.experiment.command import ExperimentCLI
 from escnn_attention.training.experiment.configuration import recipe
-from escnn_attention.training.experiment.result import write_result
+from escnn_attention.training.experiment.result import hardware, versions, write_result
 from escnn_attention.training.files import keep_aside, locked_folder, write_csv, write_json
-from escnn_attention.training.provenance import hardware, versions
 
 UPRIGHT, ANY_ANGLE = "upright", "any angle"
 """The test images as the data set gives them, and each rotated by an angle of its own."""

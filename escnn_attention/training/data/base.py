@@ -409,8 +409,8 @@ class PublishedData(DataInParts, ABC):
         """Download what ``folder`` lacks if :attr:`download` allows it, and unpack what cannot be read packed."""
 
     @abstractmethod
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, Source] | None:
-        """The parts asked for, at least the first so many of each, or ``None`` where the folder lacks a file."""
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
+        """The parts asked for, at least the first so many of each. A file that is not there is an error."""
 
     def prepare_data(self) -> None:
         """Download files. Lightning calls it in one process of a node."""
@@ -418,13 +418,15 @@ class PublishedData(DataInParts, ABC):
 
     def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
         folder = self._folder()
-        sources = self._read(folder, parts)
-        if sources is None:
+        try:
+            return self._read(folder, parts)
+        except UserError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
             raise UserError(
                 f"{folder} does not hold {self.files}: copy it there, name another folder with `folder` or the"
                 f" environment variable {ENVIRONMENT}, or leave `download` at true and call prepare_data()"
-            )
-        return sources
+            ) from error
 
     def _folder(self) -> Path:
         return data_folder(self.folder, self.files)

@@ -23,7 +23,7 @@ from escnn_attention.models.limits import within
 from escnn_attention.nn.summary import count_parameters
 from escnn_attention.training.data.images.base import PublishedImages
 from escnn_attention.training.data.images.own import OwnImages
-from escnn_attention.training.errors import UserError, as_misuse, as_user_error, message_of
+from escnn_attention.training.errors import UserError, as_misuse, as_user_error, message_of, quiet_lightning
 from escnn_attention.training.experiment.callbacks import (
     EpochHistory,
     PredictionWriter,
@@ -55,13 +55,11 @@ from escnn_attention.training.experiment.folder import (
     stamp,
 )
 from escnn_attention.training.experiment.network import check_images, checkpoint_of, load_weights
-from escnn_attention.training.experiment.result import write_result
+from escnn_attention.training.experiment.result import hardware, versions, write_result
 from escnn_attention.training.experiment.trust import check_parsed
 from escnn_attention.training.files import remove_temporaries
 from escnn_attention.training.modules import TASKS, Task
 from escnn_attention.training.modules.classifier import Classifier
-from escnn_attention.training.provenance import hardware, versions
-from escnn_attention.training.quiet import quiet_lightning
 
 _PATIENCE = 10.0  # seconds in which the processes end that prepared batches for one that was killed
 

@@ -10,11 +10,10 @@ from jsonargparse import ArgumentParser
 
 from escnn_attention import models
 from escnn_attention.models.registry import recipe_file
-from escnn_attention.training.errors import UserError, as_misuse, as_user_error
+from escnn_attention.training.errors import UserError, as_misuse, as_user_error, quiet_lightning
 from escnn_attention.training.experiment.configuration import known_options, recipe
 from escnn_attention.training.experiment.network import check_images
 from escnn_attention.training.modules import TASKS, Task
-from escnn_attention.training.quiet import quiet_lightning
 
 _OPTION = "--pretrained"
 _PLACE = "escnn_attention.training"

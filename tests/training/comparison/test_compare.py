@@ -12,6 +12,7 @@ from escnn import nn
 
 from escnn_attention.equivariance.angles import rotate_images
 from escnn_attention.training import Digits, load_network
+from escnn_attention.training.comparison import Settings
 from escnn_attention.training.comparison.compare import (
     compare,
     configure,
@@ -23,7 +24,6 @@ from escnn_attention.training.comparison.compare import (
     train,
 )
 from escnn_attention.training.comparison.networks import describe_network, gspace_by_name
-from escnn_attention.training.comparison.settings import Settings
 from escnn_attention.training.data.base import InMemory
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import run_experiment

@@ -3,10 +3,9 @@ import torch
 
 from escnn_attention.models.registry import description_of
 from escnn_attention.nn.summary import count_parameters
-from escnn_attention.training.comparison import networks
+from escnn_attention.training.comparison import TITLES, Settings, networks
 from escnn_attention.training.comparison.compare import measure_equivariance_error
 from escnn_attention.training.comparison.networks import describe_network, gspace_by_name
-from escnn_attention.training.comparison.settings import TITLES, Settings
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.network import build_described
 

@@ -22,14 +22,14 @@ from escnn_attention.training.data.files import (
     npz_file,
     readable,
 )
-from escnn_attention.training.data.images import cifar10, mnist, patch_camelyon, rotmnist
+from escnn_attention.training.data.images import cifar10, mnist, patch_camelyon
 from escnn_attention.training.errors import UserError
 
 PUBLISHED = {
     "ModelNet40": (modelnet40.URL, [modelnet40.MD5]),
     "CIFAR10": (cifar10.URL, [cifar10.MD5]),
     "MNIST": (mnist.URL, [md5 for _, md5 in mnist.ARCHIVES.values()]),
-    "RotMNIST": (rotmnist.URL, [rotmnist.MD5]),
+    "RotMNIST": (mnist.ROTATED.url, [mnist.ROTATED.md5]),
     "PatchCamelyon": (patch_camelyon.URL, list(patch_camelyon.MD5.values())),
 }
 

@@ -9,9 +9,9 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from escnn_attention.training import Classifier, Constellations, Digits, PointClassifier
+from escnn_attention.training.errors import quiet_lightning
 from escnn_attention.training.experiment.callbacks import EpochHistory, ProgressLine, checkpoint_callbacks
 from escnn_attention.training.experiment.checkpoints import AtomicCheckpointIO, read_checkpoint
-from escnn_attention.training.quiet import quiet_lightning
 from tests.training.experiment.runs import rows
 
 EPOCHS = 4

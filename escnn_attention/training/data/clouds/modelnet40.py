@@ -76,9 +76,7 @@ class ModelNet40(PublishedData, PointClouds):
         if self.download:
             download(Published(ARCHIVE, URL, MD5), folder, ARCHIVE)
 
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, Source] | None:
-        if not (folder / ARCHIVE).exists():
-            return None
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
         sources = {}
         if "test" in parts:
             sources["test"] = _labelled(*self._content(folder, _TEST_FILES))

@@ -339,9 +339,7 @@ class QM9(PublishedData, PointClouds):
     def _prepare_folder(self, folder: Path) -> None:
         make_from_downloads(folder / FILE, DOWNLOADS, convert, allowed=self.download)
 
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, Source] | None:
-        if not (folder / FILE).exists():
-            return None
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
         molecules = read(folder / FILE, tensors=self.is_tensor)
         count = len(molecules.sizes)
         if count <= _NUM_TRAIN + _NUM_VALID:

@@ -94,10 +94,8 @@ class DigitCanvas(PublishedImages):
     def _folder(self) -> Path:
         return self.digit_data._folder()
 
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, InMemory] | None:
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, InMemory]:
         sources = self.digit_data._read(folder, dict.fromkeys(parts))
-        if sources is None:
-            return None
         return {part: self._canvases(part, sources[part]) for part in parts}  # type: ignore[arg-type]
 
     def _canvases(self, part: str, source: InMemory) -> InMemory:

@@ -89,14 +89,12 @@ class CIFAR10(PublishedImages):
         if self.download and not (folder / JPEG).exists():
             download(Published(ARCHIVE, URL, MD5), folder, ARCHIVE)
 
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, InMemory] | None:
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, InMemory]:
         if (folder / ARCHIVE).exists():
             names = {part: self._names(part) for part in parts}
             content = _read_archive(folder / ARCHIVE, {name for part in names.values() for name in part})
             return {part: _in_memory([content[name] for name in names[part]]) for part in parts}
-        if (folder / JPEG).exists():
-            return {part: self._read_jpeg(folder / JPEG, part, limit) for part, limit in parts.items()}
-        return None
+        return {part: self._read_jpeg(folder / JPEG, part, limit) for part, limit in parts.items()}
 
     def _names(self, part: str) -> tuple[str, ...]:
         if self.full_train:

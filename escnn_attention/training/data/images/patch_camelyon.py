@@ -64,14 +64,12 @@ class PatchCamelyon(PublishedImages):
                 file = Published(packed.name, URL.format(packed.name), md5)
                 make_from_downloads(packed.with_suffix(""), [file], _unpack, allowed=self.download)
 
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImagesInFile] | None:
-        sources = {}
-        for part in parts:
-            images, labels = (_find(folder, f"{part}_{kind}") for kind in "xy")
-            if images is None or labels is None:
-                return None
-            sources[part] = ImagesInFile(images, labels)
-        return sources
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImagesInFile]:
+        files = {
+            part: [_find(folder, f"{part}_{kind}") or folder / _file(f"{part}_{kind}") for kind in "xy"]
+            for part in parts
+        }
+        return {part: ImagesInFile(*pair) for part, pair in files.items()}
 
 
 class ImagesInFile:

@@ -39,7 +39,7 @@ def test_digits_of_mnist_are_cut_and_shrunk_without_aliasing(tmp_path, monkeypat
     stripes[:, 3:25, 3:25:2] = 0
     arrays = {f"{part}_images": stripes for part in ("train", "test")}
     arrays |= {f"{part}_labels": np.full(5, 7) for part in ("train", "test")}
-    np.savez(tmp_path / mnist.FILE, **arrays)
+    np.savez(tmp_path / "mnist.npz", **arrays)
     source = canvases(source="mnist", folder=tmp_path)
     digits = source.tensors[0][source.tensors[0] > 0].double()
     assert len(digits) == 6 * 3 * 16**2
