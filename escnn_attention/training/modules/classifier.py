@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
 from escnn_attention._checks import check_probability
-from escnn_attention.training.modules.scheduled import Scheduled, inputs_of
+from escnn_attention.training.modules.scheduled import Scheduled
 
 
 def class_columns(probabilities: Tensor, label: Tensor | None, mark: str = "") -> dict[str, Any]:
@@ -69,46 +69,32 @@ class Classifier(Scheduled):
         """The number of classes that a network tells, if it does."""
         return getattr(network, "num_classes", None)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.run(images)
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
-        images, labels = batch
-        loss: Tensor = self.loss(self._logits(images), labels)
-        self.log_mean("train_loss", loss, len(labels))
-        return loss
-
     def predict_step(self, batch: Any, batch_index: int) -> Tensor:
         """The probabilities of the classes, ``(B, num_classes)``."""
-        return self(inputs_of(batch)).softmax(dim=1)
+        return super().predict_step(batch, batch_index).softmax(dim=1)
 
     def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
         """One row an image: its number, the class, the label if it is known, and the probabilities of all classes."""
         labels = [None] * len(predictions) if truth is None else truth
         return [{"image": i, **class_columns(*both)} for i, both in enumerate(zip(predictions, labels, strict=True))]
 
-    def _logits(self, images: Tensor) -> Tensor:
-        logits: Tensor = self(images)
+    def _loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images, labels = batch
         needed = (len(images), self.num_classes, *self._positions(images))
-        if logits.shape != needed:
+        if output.shape != needed:
             raise ValueError(
-                f"network: got {tuple(logits.shape)} for images {tuple(images.shape)}, needed the logits of"
+                f"network: got {tuple(output.shape)} for images {tuple(images.shape)}, needed the logits of"
                 f" {self.num_classes} classes, {needed}"
             )
-        return logits
+        return self.loss(output, labels)
 
     @staticmethod
     def _positions(images: Tensor) -> tuple[int, ...]:
         """The grid whose positions are classified; none of whole images."""
         return ()
 
-    def _evaluate(self, part: str, batch: tuple[Tensor, Tensor]) -> None:
-        images, labels = batch
-        logits = self._logits(images)
-        measure = getattr(self, name := f"{part}_{self.measure}")
-        measure(logits, labels)
-        self.log(name, measure, on_step=False, on_epoch=True, batch_size=len(labels))
-        self.log_mean(f"{part}_loss", self.loss(logits, labels), len(labels))
+    def _measure(self, part: str, output: Tensor, batch: tuple[Tensor, Tensor]) -> None:
+        self.log_metric(f"{part}_{self.measure}", len(batch[1]), output, batch[1])
 
 
 class SegmentationModule(Classifier):
@@ -155,7 +141,7 @@ class SegmentationModule(Classifier):
 
     def predict_step(self, batch: Any, batch_index: int) -> Tensor:
         """The class of every pixel, ``(B, H, W)``."""
-        return self(inputs_of(batch)).argmax(dim=1)
+        return self(self._inputs(batch)).argmax(dim=1)
 
     def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
         """One row an image: its number, the pixels of each class, and the part that is right if labels are known."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from escnn_attention.training.modules.scheduled import Scheduled, inputs_of
+from escnn_attention.training.modules.scheduled import Scheduled
 
 
 class _Squares(Metric):
@@ -84,24 +84,11 @@ class FieldModule(Scheduled):
         self.fields = tuple(fields)
         self.valid_squares, self.test_squares = _Squares(len(fields)), _Squares(len(fields))
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.run(inputs)
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
-        errors, squares = self._squares(self(batch[0]), batch[1])
-        loss = (errors / squares.clamp(min=torch.finfo(squares.dtype).tiny)).mean()
-        self.log_mean("train_loss", loss, len(batch[0]))
-        return loss
-
     def on_validation_epoch_end(self) -> None:
         self._report("valid", self.valid_squares)
 
     def on_test_epoch_end(self) -> None:
         self._report("test", self.test_squares)
-
-    def predict_step(self, batch: Any, batch_index: int) -> Tensor:
-        """The outputs ``(B, C', *space)``."""
-        return self(inputs_of(batch))
 
     def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
         """One row a sample: its number, the root mean square of each field, and with targets the relative errors."""
@@ -129,9 +116,16 @@ class FieldModule(Scheduled):
         ]
         return sums[0], sums[1]
 
-    def _evaluate(self, part: str, batch: tuple[Tensor, Tensor]) -> None:
+    def _loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        errors, squares = self._squares(output, batch[1])
+        return (errors / squares.clamp(min=torch.finfo(squares.dtype).tiny)).mean()
+
+    def _measure(self, part: str, output: Tensor, batch: tuple[Tensor, Tensor]) -> None:
         positions = batch[0].shape[2:].numel() * len(batch[0])
-        getattr(self, f"{part}_squares").update(*self._squares(self(batch[0]), batch[1]), positions)
+        getattr(self, f"{part}_squares").update(*self._squares(output, batch[1]), positions)
+
+    def _evaluate(self, part: str, batch: tuple[Tensor, Tensor]) -> None:
+        self._measure(part, self(batch[0]), batch)  # the error is the loss
 
     def _report(self, part: str, squares: _Squares) -> None:
         errors, rmse = map(torch.atleast_1d, squares.compute())  # torchmetrics drops the axis of a single field

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -23,11 +22,6 @@ class PointModule(Scheduled):
     Where these have ``edge_attr`` the network gets it, too.
     """
 
-    def training_step(self, batch: Clouds, batch_index: int) -> Tensor:
-        loss = self._loss(self(batch), batch)
-        self.log_mean("train_loss", loss, len(batch.targets))
-        return loss
-
     def forward(self, clouds: Clouds) -> Tensor:
         """The output of the network for a batch."""
         return self.output(clouds.features, clouds)
@@ -42,17 +36,11 @@ class PointModule(Scheduled):
         """The targets of the clouds, ``(B, T, …)``; ``(B,)`` counts as ``(B, 1)``."""
         return batch.targets if batch.targets.dim() > 1 else batch.targets[:, None]
 
-    @abstractmethod
-    def _loss(self, output: Tensor, batch: Clouds) -> Tensor: ...
+    def _inputs(self, batch: Clouds) -> Clouds:
+        return batch
 
-    @abstractmethod
-    def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
-        """Log everything but the loss."""
-
-    def _evaluate(self, part: str, batch: Clouds) -> None:
-        output = self(batch)
-        self._measure(part, output, batch)
-        self.log_mean(f"{part}_loss", self._loss(output, batch), len(batch.targets))
+    def _count(self, batch: Clouds) -> int:
+        return len(batch.targets)
 
 
 class TrajectoryModule(PointModule):
@@ -76,25 +64,15 @@ class TrajectoryModule(PointModule):
         self.step = None if step is None else check_length("step", step, "time")
 
     def frames(self, clouds: Clouds) -> Tensor:
-        """The frames of a batch, if it has at least two of them.
-
-        Raises:
-            ValueError: it has not.
-        """
+        """The frames of a batch, at least two of them."""
         if clouds.point_targets is None or clouds.point_targets.dim() != 4 or clouds.point_targets.shape[1] < 2:
             found = None if clouds.point_targets is None else tuple(clouds.point_targets.shape)
             raise ValueError(f"point_targets: got {found}, needed at least two frames, (points, frames, 2, d)")
         return clouds.point_targets
 
     def time_of_step(self) -> float:
-        """The time from one frame to the next.
-
-        Raises:
-            ValueError: neither the module nor the data knows it.
-        """
-        if self.step is not None:
-            return self.step
-        step = self.told_by_data("step")
+        """The time from one frame to the next, which the module or the data must know."""
+        step = self.told_by_data("step") if self.step is None else self.step
         if step is None:
             raise ValueError("step: got None, and the data does not say the time from one frame to the next")
         return float(step)
@@ -149,8 +127,8 @@ class PointClassifier(PointModule):
         self.network = network
         self.num_classes, self.num_targets = num_classes, num_targets
         self.loss = nn.CrossEntropyLoss(label_smoothing=check_probability("label_smoothing", label_smoothing))
-        self.valid_accuracy = MulticlassAccuracy(num_classes, average="micro")
-        self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        for part in ("valid", "test"):
+            setattr(self, f"{part}_accuracy", MulticlassAccuracy(num_classes, average="micro"))
 
     def forward(self, clouds: Clouds) -> Tensor:
         """The logits ``(B, num_targets, num_classes)``."""
@@ -189,9 +167,7 @@ class PointClassifier(PointModule):
 
     def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
         labels = self.truth(batch)
-        accuracy = getattr(self, f"{part}_accuracy")
-        accuracy(output.flatten(0, 1), labels.flatten())
-        self.log(f"{part}_accuracy", accuracy, on_step=False, on_epoch=True, batch_size=len(labels))
+        self.log_metric(f"{part}_accuracy", len(labels), output.flatten(0, 1), labels.flatten())
         if self.num_targets > 1:
             exact = (output.argmax(2) == labels).all(1).float()
             self.log_mean(f"{part}_exact", exact.mean(), len(labels))
@@ -334,12 +310,8 @@ class PointDynamics(TrajectoryModule):
 
     def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
         super()._measure(part, output, batch)
-        energies = torch.stack(
-            [
-                self.network.energy(output[:, t, 0], output[:, t, 1], batch.features, batch.batch)
-                for t in range(output.shape[1])
-            ]
-        )
+        frames = (frame.unbind(1) for frame in output.unbind(1))
+        energies = torch.stack([self.network.energy(q, p, batch.features, batch.batch) for q, p in frames])
         drift = ((energies - energies[0]).abs().amax(0) / batch.targets.abs()).mean()
         self.log_mean(f"{part}_drift", drift, len(batch.targets))
 
@@ -389,9 +361,6 @@ class PointForecast(TrajectoryModule):
         if misses.shape != clouds.coords.shape:
             raise ValueError(f"network: got an output {tuple(misses.shape)}, needed {tuple(clouds.coords.shape)}")
         return clouds.coords + (frames.shape[1] - 1) * self.time_of_step() * velocities + misses
-
-    def predict_step(self, batch: Clouds, batch_index: int) -> Tensor:
-        return self(batch)
 
     def truth(self, batch: Clouds) -> Tensor:
         """The true positions ``(N, d)`` in the last frame."""

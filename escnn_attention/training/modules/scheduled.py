@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from abc import abstractmethod
 from bisect import bisect_right
@@ -17,7 +18,6 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torchmetrics import Metric
@@ -31,8 +31,8 @@ from escnn_attention.plain.norms import LayerNorm
 class Mean(Metric):
     r"""The mean :math:`\sum_b n_b v_b / \sum_b n_b` of values :math:`v_b` that are means over :math:`n_b` things.
 
-    Both sums run over the batches of all processes. (What Lightning logs with ``sync_dist`` is divided by the mean
-    number of things of a process, rounded down.) A value that is not a number makes the mean so.
+    Both sums run over the batches of all processes, in single precision at least; NaN makes the mean NaN. (What
+    Lightning logs with ``sync_dist`` is divided by the mean number of things of a process, rounded down.)
 
     Example:
         >>> mean = Mean()
@@ -52,7 +52,6 @@ class Mean(Metric):
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, value: Tensor, count: int) -> None:
-        """Add the mean ``value`` of ``count`` things, in single precision at least."""
         precision = torch.promote_types(value.dtype, torch.float32)
         self.total = self.total.to(precision) + count * value.detach().to(precision)
         self.count = self.count + count
@@ -64,14 +63,11 @@ class Mean(Metric):
 class AveragedWeights(EMAWeightAveraging):
     r"""An exponential moving average of the weights, by which a network is measured and kept.
 
-    After each step :math:`\bar\theta \leftarrow \gamma\bar\theta + (1 - \gamma)\theta`. Buffers are those of the
-    network that trains: running statistics are averages already, and tables of a group are none to take averages of.
+    After each step :math:`\bar\theta \leftarrow \gamma\bar\theta + (1 - \gamma)\theta`, where ``decay`` is
+    :math:`\gamma`. Buffers are those of the network that trains: running statistics are averages already.
 
     It extends Lightning's callback to networks whose buffers come and go: escnn's convolutions make filters from their
-    weights when they leave the training mode. Filters are not averaged; they are made again from the new weights.
-
-    Args:
-        decay: :math:`\gamma`.
+    weights when they leave the training mode. Filters are made again from the averaged weights.
 
     Example:
         >>> from escnn_attention.training.modules.scheduled import AveragedWeights
@@ -87,21 +83,18 @@ class AveragedWeights(EMAWeightAveraging):
         super().setup(trainer, pl_module, stage)
         if self._average_model is not None:
             average = self._average_model.module
-            evaluates = {name for name, _ in average.eval().named_buffers()}
-            trains = {name for name, _ in average.train().named_buffers()}
-            self._filters = evaluates - trains
+            self._filters = {name for name, _ in average.eval().named_buffers()}
+            self._filters -= {name for name, _ in average.train().named_buffers()}
             average.eval()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         with self._without_filters(pl_module):
             super().on_train_batch_end(trainer, pl_module, *args)
 
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, *args: Any) -> None:
         if self._average_model is not None:
-            _make_filters(self._average_model.module)
-        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+            self._average_model.module.train().eval()  # which makes filters of the weights that it has now
+        super().on_save_checkpoint(*args)
 
     def _swap_models(self, pl_module: pl.LightningModule) -> None:
         with self._without_filters(pl_module):
@@ -116,23 +109,16 @@ class AveragedWeights(EMAWeightAveraging):
         """Take the buffers that are made of weights out of both networks, so that all others stand side by side."""
         assert self._average_model is not None
         taken: list[tuple[torch.nn.Module, str, Tensor | None]] = []
-        for network in (pl_module, self._average_model.module):
-            for name in self._filters:
-                path, _, last = name.rpartition(".")
-                owner = network.get_submodule(path)
-                if last in owner._buffers:
-                    taken.append((owner, last, owner._buffers.pop(last)))
+        for network, name in itertools.product((pl_module, self._average_model.module), self._filters):
+            path, _, last = name.rpartition(".")
+            owner = network.get_submodule(path)
+            if last in owner._buffers:
+                taken.append((owner, last, owner._buffers.pop(last)))
         yield
         for owner, last, buffer in taken:
             owner._buffers[last] = buffer
         if not pl_module.training:
-            _make_filters(pl_module)
-
-
-def _make_filters(network: torch.nn.Module) -> None:
-    """Have a network that evaluates make its filters of the weights that it has now."""
-    network.train()
-    network.eval()
+            pl_module.train().eval()
 
 
 # Modules whose parameters are scales, shifts, thresholds or positional encodings.
@@ -156,13 +142,10 @@ _SPARED: tuple[type, ...] = (
 
 
 def decayed_parameters(network: nn.Module) -> list[str]:
-    """The names of the parameters that decoupled weight decay is for: the weights of linear maps.
+    """The names of the parameters of a network that decoupled weight decay is for: the weights of linear maps.
 
     Norms, positional encodings and kernels, and biases are left out: decay would change their scale without making the
-    network simpler.
-
-    Args:
-        network: any module. Parameters of unknown modules count as weights.
+    network simpler. Parameters of unknown modules count as weights.
 
     Example:
         >>> from escnn_attention import GroupSelfAttention
@@ -188,11 +171,10 @@ def decayed_parameters(network: nn.Module) -> list[str]:
 def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:
     """The parameters of a network in groups for an optimiser: those that decay, and those whose weight decay is 0."""
     chosen = set(decayed_parameters(network))
-    groups: tuple[list[Parameter], list[Parameter]] = [], []
-    for name, parameter in network.named_parameters():
-        groups[name not in chosen].append(parameter)
-    found: list[dict[str, Any]] = [{"params": groups[0]}, {"params": groups[1], "weight_decay": 0.0}]
-    return [group for group in found if group["params"]]
+    weights = [parameter for name, parameter in network.named_parameters() if name in chosen]
+    others = [parameter for name, parameter in network.named_parameters() if name not in chosen]
+    groups: list[dict[str, Any]] = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 Schedule = Literal["constant", "cosine", "one-cycle", "steps", "plateau"]
@@ -215,20 +197,16 @@ class Scheduled(pl.LightningModule):
             schedule.
         schedule: of the learning rate, step by step. ``"constant"``; ``"cosine"``, which falls to zero like a cosine;
             ``"one-cycle"``, which rises from a 25th and falls to zero with cosine flanks; ``"steps"``, which falls by
-            ``gamma`` at each of the ``milestones``; ``"plateau"``, which falls by ``gamma`` when the measure
-            of the best epoch has not improved for more than ``patience`` epochs.
+            the factor ``gamma`` after each of the epochs ``milestones``, ascending; ``"plateau"``, which falls by
+            ``gamma`` when the measure of the best epoch has not improved for more than ``patience`` epochs.
         warm_up: the epochs in which the learning rate rises: linearly from zero for ``"constant"``, ``"cosine"`` and
             ``"steps"``; none for ``"plateau"``.
-        milestones: the epochs, ascending, after which the learning rate falls, for ``"steps"``.
-        gamma: the factor by which it falls.
-        patience: in epochs, for ``"plateau"``.
+        milestones, gamma, patience: see ``schedule``.
         decay: the parameters with weight decay: ``"all"``, or ``"weights"`` without norms, positional encodings and
             biases (:func:`decayed_parameters`). With ``torch.optim.AdamW`` it is decoupled from the gradient.
         ema: the decay, below 1, of an exponential moving average of the weights, by which the network is then measured
-            and kept: an average over about 1 / (1 − ``ema``) steps (:class:`AveragedWeights`). None for the weights
-            themselves.
-        seed: of the random numbers drawn while training (dropout). Each step has its own seed, so that a restart does
-            not change it.
+            and kept: over about 1 / (1 − ``ema``) steps (:class:`AveragedWeights`). None for the weights themselves.
+        seed: of the random numbers of dropout. Each step has its own, so that a restart does not change them.
         cuda_graphs: whether passes of the network on a GPU run from recorded graphs
             (:class:`~escnn_attention.CudaGraphs`), which small batches need to keep a GPU busy.
 
@@ -238,9 +216,8 @@ class Scheduled(pl.LightningModule):
         keeps_arrays: whether ``predict`` writes what is predicted as an array, beside the rows of :meth:`describe`.
 
     Raises:
-        ValueError: an unknown schedule or decay, a warm-up that is negative or longer than the training, milestones
-            that do not ascend or are of another schedule, a factor or an average's decay that is not between 0 and 1,
-            or a patience that is negative.
+        ValueError: an argument is none of the above; in training: a warm-up that is longer, or ``"plateau"`` where no
+            data validates.
 
     Example:
         >>> import torch
@@ -289,15 +266,9 @@ class Scheduled(pl.LightningModule):
             raise ValueError(f"patience: got {patience!r}, needed a number of epochs that is not negative")
         if ema is not None and not 0 < ema < 1:
             raise ValueError(f"ema: got {ema!r}, needed a number between 0 and 1, or None")
-        self.optimizer = optimizer
-        self.decay: Decay = decay
-        self.ema = ema
+        self.optimizer, self.decay, self.ema, self.seed = optimizer, decay, ema, seed
         self.schedule: Schedule = schedule
-        self.warm_up = warm_up
-        self.milestones = milestones
-        self.gamma = gamma
-        self.patience = patience
-        self.seed = seed
+        self.warm_up, self.milestones, self.gamma, self.patience = warm_up, milestones, gamma, patience
         self.means = nn.ModuleDict()
         self.cuda_graphs = check_bool("cuda_graphs", cuda_graphs)
         self._graphs: tuple[CudaGraphs, ...] = ()  # no child module: checkpoints hold the network itself
@@ -320,8 +291,9 @@ class Scheduled(pl.LightningModule):
         torch.manual_seed(hash((self.seed, self.current_epoch, batch_index, self.global_rank)) % 2**63)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        trains = self.ema is not None and self.trainer.state.fn == TrainerFn.FITTING
-        return [AveragedWeights(cast(float, self.ema))] if trains else []
+        if self.ema is None or self.trainer.state.fn != TrainerFn.FITTING:
+            return []
+        return [AveragedWeights(self.ema)]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimiser = self.optimizer(self.parameters() if self.decay == "all" else parameter_groups(self))
@@ -333,19 +305,18 @@ class Scheduled(pl.LightningModule):
             plateau = ReduceLROnPlateau(optimiser, self.mode, factor=self.gamma, patience=self.patience, threshold=0.0)
             return {"optimizer": optimiser, "lr_scheduler": {"scheduler": plateau, "monitor": self.monitor}}
         steps = int(self.trainer.estimated_stepping_batches)
-        epochs = steps * self.trainer.accumulate_grad_batches / self.trainer.num_training_batches
-        if self.warm_up > epochs:
+        batches, in_step = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
+        if self.warm_up > (epochs := steps * in_step / batches):
             raise ValueError(f"warm_up: got {self.warm_up:g} epochs, but the training has {epochs:g}")
-        rising = self.warm_up * self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
+        rising = self.warm_up * batches / in_step
         if self.schedule == "one-cycle":
             peak = optimiser.param_groups[0]["lr"]
-            return _stepwise(
-                optimiser, _OneCycle(optimiser, peak, steps, pct_start=rising / steps, cycle_momentum=False)
-            )
-        epoch = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
-        drops = tuple(round(milestone * epoch) for milestone in self.milestones)
-        factor = functools.partial(_factor, self.schedule, round(rising), steps, drops, self.gamma)
-        return _stepwise(optimiser, _Factors(optimiser, factor))
+            rates: Any = _OneCycle(optimiser, peak, steps, pct_start=rising / steps, cycle_momentum=False)
+        else:
+            drops = tuple(round(milestone * (batches / in_step)) for milestone in self.milestones)
+            factor = functools.partial(_factor, self.schedule, round(rising), steps, drops, self.gamma)
+            rates = _Factors(optimiser, factor)
+        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": rates, "interval": "step"}}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # A schedule asks for the number of steps, for which Lightning starts the workers of an epoch: it must know the
@@ -364,15 +335,50 @@ class Scheduled(pl.LightningModule):
         if self.schedule != "plateau":
             super().lr_scheduler_step(scheduler, metric)
 
+    def forward(self, inputs: Any) -> Tensor:
+        return self.run(inputs)
+
+    def training_step(self, batch: Any, batch_index: int) -> Tensor:
+        loss = self._loss(self(self._inputs(batch)), batch)
+        self.log_mean("train_loss", loss, self._count(batch))
+        return loss
+
     def validation_step(self, batch: Any, batch_index: int) -> None:
         self._evaluate("valid", batch)
 
     def test_step(self, batch: Any, batch_index: int) -> None:
         self._evaluate("test", batch)
 
+    def predict_step(self, batch: Any, batch_index: int) -> Tensor:
+        """The predictions that :meth:`describe` describes."""
+        return self(self._inputs(batch))
+
+    def _inputs(self, batch: Any) -> Any:
+        """What ``forward`` takes of a batch, which may have targets behind its inputs."""
+        return batch[0] if isinstance(batch, (tuple, list)) else batch
+
+    def _count(self, batch: Any) -> int:
+        """The things in a batch."""
+        return len(batch[1])
+
     @abstractmethod
+    def _loss(self, output: Tensor, batch: Any) -> Tensor: ...
+
+    @abstractmethod
+    def _measure(self, part: str, output: Tensor, batch: Any) -> None:
+        """Log everything but the loss of a batch of the part ``"valid"`` or ``"test"``."""
+
     def _evaluate(self, part: str, batch: Any) -> None:
-        """Measure a batch of the part ``"valid"`` or ``"test"``."""
+        output = self(self._inputs(batch))
+        loss = self._loss(output, batch)
+        self._measure(part, output, batch)
+        self.log_mean(f"{part}_loss", loss, self._count(batch))
+
+    def log_metric(self, name: str, count: int, *given: Tensor) -> None:
+        """Log the metric with this name, which is ``given`` the values of the ``count`` things of a batch."""
+        metric = getattr(self, name)
+        metric(*given)
+        self.log(name, metric, on_step=False, on_epoch=True, batch_size=count)
 
     def log_mean(self, name: str, value: Tensor, count: int) -> None:
         """Log a mean over the ``count`` things of a batch, as the mean over all things of an epoch."""
@@ -395,11 +401,6 @@ class Scheduled(pl.LightningModule):
         raise NotImplementedError(f"{type(self).__name__} has no predictions to write")
 
 
-def inputs_of(batch: Any) -> Any:
-    """The inputs of a batch that may have targets behind them."""
-    return batch[0] if isinstance(batch, (tuple, list)) else batch
-
-
 class _FromStep(LRScheduler):
     """A schedule that resumes at a step with the layout of this training, which may have more epochs."""
 
@@ -415,10 +416,6 @@ class _OneCycle(_FromStep, OneCycleLR):
 
 class _Factors(_FromStep, LambdaLR):
     pass
-
-
-def _stepwise(optimiser: Optimizer, schedule: Any) -> OptimizerLRScheduler:
-    return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def _factor(schedule: Schedule, rising: int, steps: int, drops: Sequence[int], gamma: float, step: int) -> float:
