@@ -21,14 +21,14 @@ from escnn_attention.training.errors import UserError
 
 
 class Draw(NamedTuple):
-    """The indices of the things in a batch, or in a process's share of one, and the epoch in which they are drawn."""
+    """The indices of the things in a process's share of a batch, and the epoch in which they are drawn."""
 
     indices: Sequence[int]
     epoch: int = 0
 
 
 def epoch_order(length: int, seed: int, epoch: int) -> Tensor:
-    """A permutation of ``range(length)`` that depends on the seed and the epoch and on nothing else."""
+    """A permutation of ``range(length)``."""
     return torch.randperm(length, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
 
 
@@ -39,10 +39,10 @@ def epoch_order(length: int, seed: int, epoch: int) -> Tensor:
 class TrainingSampler(DistributedSampler[Draw]):
     """Shuffled batches of one size, of which each process gets an equal share.
 
-    The order of epoch t is :func:`epoch_order`; its batch b holds places bB, ..., bB + B − 1 of it, where B is
-    ``batch_size``, and process r of W gets places rB/W, ..., (r + 1)B/W − 1 of every batch: together the processes see
-    the batches that one process sees. Samples that do not fill a batch at the end are left out of the epoch, unless
-    ``drop_last`` is false; then a single process gets them as a smaller batch.
+    Batch b of an epoch holds places bB, ..., bB + B − 1 of its :func:`epoch_order`, where B is ``batch_size``, and
+    process r of W gets places rB/W, ..., (r + 1)B/W − 1 of it: together the processes see the batches that one process
+    sees. What does not fill a batch at the end is left out, unless ``drop_last`` is false; then a single process gets
+    it as a smaller batch.
 
     >>> first, second = TrainingSampler(length=10, batch_size=4, seed=0)
     >>> shares = [next(iter(TrainingSampler(10, 4, 0, rank, world_size=2))).indices for rank in (0, 1)]
@@ -70,9 +70,8 @@ class TrainingSampler(DistributedSampler[Draw]):
 class EvaluationSampler(DistributedSampler[Draw]):
     """Batches in order; every image belongs to exactly one process.
 
-    Batch b holds images bB, ..., bB + B − 1, where B is ``batch_size``, and process r of W gets those that leave the
-    remainder r when they are divided by W. All processes have the same number of batches: fewer than W images at the
-    end are added to the batch before.
+    Batch b holds images bB, ..., bB + B − 1, where B is ``batch_size``, and process r of W gets every W-th of them, the
+    r-th first. All processes have as many batches: fewer than W images at the end are added to the batch before.
 
     >>> [list(draw.indices) for draw in EvaluationSampler(length=9, batch_size=4)]
     [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
@@ -95,13 +94,7 @@ class EvaluationSampler(DistributedSampler[Draw]):
 
 
 PARTS = ("train", "valid", "test")
-_PARTS_OF_STAGES = {
-    "fit": ("train", "valid"),
-    "validate": ("valid",),
-    "test": ("test",),
-    "predict": ("test",),
-    None: PARTS,
-}
+_PARTS_OF_STAGES = {"fit": PARTS[:2], "validate": ("valid",), "test": ("test",), "predict": ("test",), None: PARTS}
 
 
 class Source(Sized, Protocol):
@@ -134,19 +127,18 @@ class RandomChange:
     Args:
         change: from a batch and the numbers of its things ``(B, …)`` to the changed batch.
         numbers: from a generator to arrays with one entry for each thing of the part.
-        seed: of the generator; several numbers keep different changes apart.
+        seed, more: of the generator; further numbers keep different changes apart.
     """
 
     def __init__(
         self, change: Callable[..., Any], numbers: Callable[[np.random.Generator], Sequence[Any]], seed: int, *more: int
     ) -> None:
-        self.change, self.numbers, self.seeds = change, numbers, (seed, more)
+        self.change, self.numbers, self.seed, self.more = change, numbers, seed, more
         self._epoch: int | None = None
 
     def __call__(self, batch: Any, draw: Draw) -> Any:
         if draw.epoch != self._epoch:
-            seed, more = self.seeds
-            self._drawn = self.numbers(np.random.default_rng((seed, draw.epoch, *more)))
+            self._drawn = self.numbers(np.random.default_rng((self.seed, draw.epoch, *self.more)))
             self._epoch = draw.epoch
         chosen = np.asarray(draw.indices)
         return self.change(batch, *(torch.from_numpy(np.asarray(values)[chosen]) for values in self._drawn))
@@ -177,8 +169,8 @@ class DataInParts(pl.LightningDataModule, ABC):
     """Data in three parts, ``"train"``, ``"valid"`` and ``"test"``, in reproducible batches.
 
     A training batch is a function of the seed, the epoch and its number. It depends neither on the number of processes
-    or workers, nor on whether the run was interrupted after an earlier epoch. Samples that do not fill a batch at the
-    end of an epoch are left out, unless ``drop_last`` is false. Validation and tests see every sample exactly once.
+    or workers, nor on whether the run was interrupted after an earlier epoch. Validation and tests see every sample
+    exactly once.
 
     A subclass defines the content of the data set and its place. In a configuration file::
 
@@ -189,16 +181,14 @@ class DataInParts(pl.LightningDataModule, ABC):
 
     Args:
         batch_size: things in a training step over all processes together; a multiple of their number.
-        seed: of the order of the training part, of random changes of it, and of clouds that are generated.
-        num_workers: processes that prepare batches; 0 does it in the training process, which is fast enough for small
-            images.
+        seed: of the order of the training part, of random changes of it, and of data that is generated.
+        num_workers: processes that prepare batches; 0 for the training process, which suffices for small images.
         eval_batch_size: things in a validation or test step over all processes together; by default ``batch_size``.
         limits: of each part, use the first so many only; ``None`` for all.
         drop_last: whether what does not fill a batch is left out of an epoch; if not, it is a smaller batch.
 
     Raises:
-        UserError: an argument, or the combination of ``batch_size`` with the data or the number of processes, cannot
-            be met.
+        UserError: an argument cannot be met; ``batch_size`` does not suit the data or the number of processes.
     """
 
     things: ClassVar[str]
@@ -217,10 +207,7 @@ class DataInParts(pl.LightningDataModule, ABC):
         drop_last: bool = True,
     ) -> None:
         super().__init__()
-        self.drop_last = drop_last
-        self.batch_size = batch_size
-        self.seed = seed
-        self.num_workers = num_workers
+        self.batch_size, self.seed, self.num_workers, self.drop_last = batch_size, seed, num_workers, drop_last
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.limits = dict(limits or {})
         self._sources: dict[str, Source] = {}
@@ -255,9 +242,8 @@ class DataInParts(pl.LightningDataModule, ABC):
                 )
 
     def train_dataloader(self) -> DataLoader[Any]:
-        rank, world_size = self._process()
+        rank, world_size = self._process("batch_size")
         count = self._count("train")
-        _check_shares("batch_size", self.batch_size, world_size, self.things)
         if not self.drop_last and world_size > 1:
             raise UserError("drop_last: got false, which needs a single process: a smaller batch has no equal shares")
         if self.drop_last and count < self.batch_size:
@@ -277,20 +263,20 @@ class DataInParts(pl.LightningDataModule, ABC):
     def test_dataloader(self) -> DataLoader[Any]:
         return self._evaluation_loader("test")
 
-    def predict_dataloader(self) -> DataLoader[Any]:
-        """The batches of the test part, targets included."""
-        return self._evaluation_loader("test")
+    predict_dataloader = test_dataloader
 
-    def _process(self) -> tuple[int, int]:
-        """Rank and number of the processes."""
-        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+    def _process(self, name: str) -> tuple[int, int]:
+        """Rank and number of the processes, which share batches of the size called ``name``."""
+        rank, world_size = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        if (size := getattr(self, name)) % world_size:
+            raise UserError(
+                f"{name} must be a multiple of the number of processes, got {size} for {world_size}: it is the number"
+                f" of {self.things} in a step over all of them together"
+            )
+        return rank, world_size
 
     def source(self, part: str) -> Any:
-        """The things of a part; their ``take`` gives batches by indices.
-
-        Raises:
-            UserError: the part is not loaded.
-        """
+        """The things of a part that is loaded; their ``take`` gives batches by indices."""
         if part not in self._sources:
             raise UserError(f"the {part} {self.things} are not loaded: call prepare_data() and setup() first")
         return self._sources[part]
@@ -300,9 +286,8 @@ class DataInParts(pl.LightningDataModule, ABC):
         return length if limit is None else min(length, limit)
 
     def _evaluation_loader(self, part: str) -> DataLoader[Any]:
-        rank, world_size = self._process()
+        rank, world_size = self._process("eval_batch_size")
         count = self._count(part)
-        _check_shares("eval_batch_size", self.eval_batch_size, world_size, self.things)
         if count < world_size:
             raise UserError(
                 f"the {part} {self.things} must be at least as many as the processes, got {count} for {world_size}"
@@ -345,14 +330,6 @@ def one_of(choices: tuple[Any, ...], **values: Any) -> None:
             raise UserError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def _check_shares(name: str, batch_size: int, world_size: int, things: str) -> None:
-    if batch_size % world_size:
-        raise UserError(
-            f"{name} must be a multiple of the number of processes, got {batch_size} for {world_size}: it is the number"
-            f" of {things} in a step over all of them together"
-        )
-
-
 class GeneratedData(DataInParts, ABC):
     """Data in three parts that the package makes.
 
@@ -385,7 +362,7 @@ class PublishedData(DataInParts, ABC):
         **options: of :class:`DataInParts`, such as ``batch_size``.
 
     Raises:
-        UserError: as :class:`DataInParts` raises; the data is not there and cannot be had; a file is damaged.
+        UserError: as :class:`DataInParts` raises; the data cannot be had, or a file is damaged.
     """
 
     files: ClassVar[str]
@@ -401,8 +378,7 @@ class PublishedData(DataInParts, ABC):
         **options: Any,
     ) -> None:
         super().__init__(limits={"train": limit_train, "valid": limit_valid, "test": limit_test}, **options)
-        self.folder = folder
-        self.download = download
+        self.folder, self.download = folder, download
 
     @abstractmethod
     def _prepare_folder(self, folder: Path) -> None:

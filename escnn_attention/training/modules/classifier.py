@@ -28,11 +28,11 @@ class Classifier(Scheduled):
         num_classes: the number of classes; by default ``network.num_classes``.
         label_smoothing: the part ε of each target that is spread evenly over all classes: the loss is
             −Σ_c ((1 − ε)·[c = label] + ε/K) log p_c for K classes.
-        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
+        **options: of :class:`~.scheduled.Scheduled`, such as ``optimizer`` and ``schedule``.
 
     Raises:
-        ValueError: no number of classes, a smoothing that is not between 0 and 1, or as :class:`~.scheduled.Scheduled`
-            raises.
+        ValueError: as :class:`~.scheduled.Scheduled` raises, no number of classes, or a smoothing outside [0, 1); on a
+            batch, an output of another shape.
 
     Example:
         >>> import torch
@@ -54,8 +54,7 @@ class Classifier(Scheduled):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if num_classes is None:
-            num_classes = self._classes_of(network)
+        num_classes = self._classes_of(network) if num_classes is None else num_classes
         if not isinstance(num_classes, int):
             raise ValueError(f"num_classes: {type(network).__name__} does not tell, so it has to be given")
         self.network = network
@@ -111,10 +110,10 @@ class SegmentationModule(Classifier):
         network: images ``(B, C, H, W)`` to logits ``(B, num_classes, H, W)``, such as a
             :class:`~escnn_attention.models.FieldUNet`.
         num_classes: the number of classes, the background included; by default the channels of ``network.out_type``.
-        **options: as of :class:`Classifier`, such as ``label_smoothing``, ``optimizer`` and ``schedule``.
+        **options: of :class:`Classifier`, such as ``label_smoothing`` and ``schedule``.
 
     Raises:
-        ValueError: as :class:`Classifier` raises; on a batch, logits of another shape.
+        ValueError: as :class:`Classifier` raises.
 
     Example:
         >>> import torch

@@ -51,10 +51,10 @@ class FieldModule(Scheduled):
         network: inputs ``(B, C, *space)`` to outputs ``(B, C', *space)``, such as a
             :class:`~escnn_attention.models.FieldUNet`.
         fields: the number of channels of each field of the output; by default those of ``network.out_type``.
-        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
+        **options: of :class:`~.scheduled.Scheduled`, such as ``optimizer`` and ``schedule``.
 
     Raises:
-        ValueError: no fields, or as :class:`~.scheduled.Scheduled` raises; on a batch, an output of another shape than
+        ValueError: as :class:`~.scheduled.Scheduled` raises, or no fields; on a batch, an output of another shape than
             the targets.
 
     Example:
@@ -85,10 +85,10 @@ class FieldModule(Scheduled):
         self.valid_squares, self.test_squares = _Squares(len(fields)), _Squares(len(fields))
 
     def on_validation_epoch_end(self) -> None:
-        self._report("valid", self.valid_squares)
+        self._report("valid")
 
     def on_test_epoch_end(self) -> None:
-        self._report("test", self.test_squares)
+        self._report("test")
 
     def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
         """One row a sample: its number, the root mean square of each field, and with targets the relative errors."""
@@ -110,11 +110,11 @@ class FieldModule(Scheduled):
                 f"network: got {tuple(outputs.shape)} for targets {tuple(targets.shape)}, needed the same shape, with"
                 f" {sum(self.fields)} channels"
             )
-        sums = [
+        errors, squares = (
             torch.stack([part.square().sum() for part in values.split(self.fields, dim=1)])
             for values in (outputs - targets, targets)
-        ]
-        return sums[0], sums[1]
+        )
+        return errors, squares
 
     def _loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
         errors, squares = self._squares(output, batch[1])
@@ -127,7 +127,8 @@ class FieldModule(Scheduled):
     def _evaluate(self, part: str, batch: tuple[Tensor, Tensor]) -> None:
         self._measure(part, self(batch[0]), batch)  # the error is the loss
 
-    def _report(self, part: str, squares: _Squares) -> None:
+    def _report(self, part: str) -> None:
+        squares = getattr(self, f"{part}_squares")
         errors, rmse = map(torch.atleast_1d, squares.compute())  # torchmetrics drops the axis of a single field
         squares.reset()
         self.log(f"{part}_error", errors.mean().float(), rank_zero_only=False)

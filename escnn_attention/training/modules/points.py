@@ -48,11 +48,11 @@ class TrajectoryModule(PointModule):
 
     Args:
         network: the network.
-        step: the time from one frame to the next; by default ``step`` of the data.
-        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
+        step: the time from one frame to the next, positive; by default ``step`` of the data.
+        **options: of :class:`~.scheduled.Scheduled`, such as ``optimizer`` and ``schedule``.
 
     Raises:
-        ValueError: as :class:`~.scheduled.Scheduled` raises; a step that is not positive.
+        ValueError: as :class:`~.scheduled.Scheduled` raises, or another step.
     """
 
     monitor: ClassVar[str] = "valid_error"
@@ -96,12 +96,10 @@ class PointClassifier(PointModule):
         num_classes: of each classification.
         num_targets: the number of classifications, such as counts of several things. The accuracy is the mean over all
             of them, and ``exact`` the part of the clouds in which all are right.
-        label_smoothing: of the cross-entropy, see :class:`~.classifier.Classifier`.
-        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
+        label_smoothing, **options: of :class:`~.classifier.Classifier`.
 
     Raises:
-        ValueError: a smoothing that is not between 0 and 1; as :class:`~.scheduled.Scheduled` raises; on a batch, an
-            output or targets of another shape.
+        ValueError: as :class:`~.classifier.Classifier` raises; on a batch, also targets of another shape.
 
     Example:
         >>> import torch
@@ -184,10 +182,10 @@ class PointRegression(PointModule):
         network: of ``(features, coords, batch=batch)`` to ``(B, T)`` or ``(B, d, d)``, as the targets are; those of
             shape ``(B,)`` are taken as ``(B, 1)``.
         loss: ``"l1"`` or ``"mse"``, of what the data gives.
-        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
+        **options: of :class:`~.scheduled.Scheduled`, such as ``optimizer`` and ``schedule``.
 
     Raises:
-        ValueError: an unknown loss; as :class:`~.scheduled.Scheduled` raises; on a batch, an output of another shape
+        ValueError: as :class:`~.scheduled.Scheduled` raises, or an unknown loss; on a batch, an output of another shape
             than the targets.
 
     Example:
@@ -226,16 +224,13 @@ class PointRegression(PointModule):
         return numbered("cloud", names, predictions.flatten(1), None if truth is None else truth.flatten(1))
 
     def _loss(self, output: Tensor, batch: Clouds) -> Tensor:
-        return self.loss(output, self._targets(output, batch))
-
-    def _targets(self, output: Tensor, batch: Clouds) -> Tensor:
         targets = self.targets(batch)
         if output.shape != targets.shape:
             raise ValueError(f"network: got an output {tuple(output.shape)}, needed {tuple(targets.shape)}")
-        return targets
+        return self.loss(output, targets)
 
     def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
-        targets = self._targets(output, batch)
+        targets = self.targets(batch)
         self.log_mean(f"{part}_error", (output - targets).abs().mean(), len(batch.targets))
         errors = (self._original(output) - self._original(targets)).abs()
         by_target = errors.mean().view(1) if errors.dim() > 2 else errors.mean(0)
@@ -243,22 +238,20 @@ class PointRegression(PointModule):
             self.log_mean(f"{part}_mae_{name}", value, len(batch.targets))
 
     def _original(self, values: Tensor) -> Tensor:
-        original = self.told_by_data("original")
-        return values if original is None else original(values)
+        return self.told_by_data("original", lambda x: x)(values)
 
     def _names(self, values: Tensor) -> list[str]:
         count = 1 if values.dim() > 2 else values.shape[1]
-        names: Sequence[str] | None = self.told_by_data("targets")
-        return [f"target{i}" for i in range(count)] if names is None else list(names)
+        return list(self.told_by_data("targets", [f"target{i}" for i in range(count)]))
 
 
 class PointDynamics(TrajectoryModule):
     """Trains a Hamiltonian network by the trajectories that it gives.
 
-    The loss is the mean square of the difference of positions and momenta, over the frames that are predicted, which
-    are all but the first. (A mean that includes the first, which is given, is (T − 1)/T of it.) ``error`` is the same,
-    and the epoch with the lowest is the best. ``drift`` is how far the energy that the network conserves changes along
-    a trajectory at most, relative to the true energy in the first frame.
+    The loss is the mean square of the difference of positions and momenta, over all frames but the first. (A mean that
+    includes the first, which is given, is (T − 1)/T of it.) ``error`` is the same, and the epoch with the lowest is the
+    best. ``drift`` is how far the energy that the network conserves changes along a trajectory at most, relative to the
+    true energy in the first frame.
 
     Args:
         network: a :class:`~escnn_attention.models.HamiltonianNetwork`.
@@ -267,8 +260,8 @@ class PointDynamics(TrajectoryModule):
 
     Raises:
         TypeError: another network.
-        ValueError: as :class:`~.scheduled.Scheduled` raises; no step that is known; on a batch, no frames,
-            or features of pairs.
+        ValueError: as :class:`TrajectoryModule` raises; no step that is known; on a batch, no frames, or features of
+            pairs.
 
     Example:
         >>> import torch
@@ -322,16 +315,13 @@ class PointForecast(TrajectoryModule):
     .. math:: \hat q_i(T) = q_i(0) + T\,v_i(0) + f_i\big((c_1, v_1(0)), q_1(0), (c_2, v_2(0)), q_2(0), \dots\big)
 
     The network f takes the features c of all bodies and, in the channels behind them, their velocities; its output is
-    the displacement of each body from uniform motion. If it is equivariant to a group with the
-    velocities as a vector field, the forecast is, and to translations.
-
-    The loss is the mean square over all coordinates of all bodies, in the last of the frames that the clouds have.
-    ``error`` is the same, and the epoch with the lowest is the best.
+    the displacement of each body from uniform motion. If it is equivariant to a group with the velocities as a vector
+    field, the forecast is, and to translations. The loss is the mean square over all coordinates of all bodies, in the
+    last of the frames that the clouds have. ``error`` is the same, and the epoch with the lowest is the best.
 
     Args:
-        network: of ``(features, coords, batch=batch)`` to ``(N, d)``, such as a
-            :class:`~escnn_attention.models.PointTransformer` with ``pool=None`` and ``"vector"`` as its output; the
-            features are ``(N, C + d)``. Where the data has features of pairs of bodies, it takes them as ``edge_attr``.
+        network: of ``(features, coords, batch=batch)`` with features ``(N, C + d)`` to ``(N, d)``, such as a
+            :class:`~escnn_attention.models.PointTransformer` with ``pool=None`` and ``"vector"`` as its output.
         **options: of :class:`TrajectoryModule`, such as ``optimizer`` and ``step``, T where there are two frames.
 
     Raises:
@@ -356,8 +346,7 @@ class PointForecast(TrajectoryModule):
         """The positions ``(N, d)`` in the last frame."""
         frames = self.frames(clouds)
         velocities = frames[:, 0, 1]
-        features = torch.cat([clouds.features, velocities], dim=1)
-        misses = self.output(features, clouds)
+        misses = self.output(torch.cat([clouds.features, velocities], dim=1), clouds)
         if misses.shape != clouds.coords.shape:
             raise ValueError(f"network: got an output {tuple(misses.shape)}, needed {tuple(clouds.coords.shape)}")
         return clouds.coords + (frames.shape[1] - 1) * self.time_of_step() * velocities + misses
