@@ -31,8 +31,7 @@ def data_folder(folder: Path | None, holds: str) -> Path:
 
     ``holds`` names the files that it should hold, for the error of a folder that does not exist.
     """
-    chosen = folder or os.environ.get(ENVIRONMENT)
-    if chosen:
+    if chosen := folder or os.environ.get(ENVIRONMENT):
         found = Path(chosen).expanduser()
     else:
         found = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "escnn-attention"
@@ -62,8 +61,8 @@ class Published(NamedTuple):
 def download(file: Published, folder: Path, holds: str) -> Path:
     """Download a file into an existing folder, unless the folder has it, and verify its checksum; return its path.
 
-    The file appears once it is complete. Several processes may ask for the same file: one downloads it, the others
-    wait. ``holds`` names the files of the data set, for the error of a transfer that fails.
+    The file appears once it is complete. Of several processes one downloads it, and the others wait. ``holds`` names
+    the files of the data set, for the error of a transfer that fails.
     """
     path = folder / file.name
     if path.exists():
@@ -99,15 +98,10 @@ def download(file: Published, folder: Path, holds: str) -> Path:
 def make_from_downloads(
     path: Path, files: Sequence[Published], write: Callable[..., None], *, allowed: bool = True
 ) -> None:
-    """Write ``path`` from published files in its folder, unless it exists.
+    """Write ``path`` from published ``files`` in its folder, unless it exists; remove those that were not there before.
 
-    Files that were downloaded for that are removed; those that were there before stay.
-
-    Args:
-        path: the file to write.
-        files: the published files.
-        write: called with the opened ``path`` and the paths of the published files.
-        allowed: whether files may be downloaded. If not, nothing is written where one is missing.
+    ``write`` is called with the opened ``path`` and the paths of the files. Where one is missing and downloads are not
+    ``allowed``, nothing is written.
     """
     new = [file for file in files if not (path.parent / file.name).exists()]
     if path.exists() or (new and not allowed):
@@ -124,8 +118,7 @@ def make_from_downloads(
 
 @contextlib.contextmanager
 def readable(
-    path: Path,
-    instead: str = "Give another folder, or move the file away, and the data is downloaded again",
+    path: Path, instead: str = "Give another folder, or move the file away, and the data is downloaded again"
 ) -> Iterator[None]:
     """Turn whatever goes wrong while ``path`` is read into a :class:`UserError` that names it, and what to do."""
     try:

@@ -53,7 +53,7 @@ class Clouds(NamedTuple):
 
 
 class CloudsInMemory:
-    """Clouds that are kept laid end to end: the fields of :class:`Clouds`, with the number of points of each (B,).
+    """Clouds laid end to end: the fields of :class:`Clouds`, with the ``sizes`` (B,) in place of ``batch``.
 
     With a ``table`` (kinds, channels) the features (N,) are the kinds of the points.
     """
@@ -67,12 +67,11 @@ class CloudsInMemory:
         point_targets: Tensor | None = None,
         table: Tensor | None = None,
     ) -> None:
-        points = int(sizes.sum())
-        for name, values in (("coords", coords), ("features", features), ("point_targets", point_targets)):
-            if values is not None and len(values) != points:
-                raise ValueError(f"{name}: got {len(values)}, needed one of each of {points} points")
-        if len(targets) != len(sizes):
-            raise ValueError(f"targets: got {len(targets)}, needed one of each of {len(sizes)} clouds")
+        of_points = {"coords": coords, "features": features, "point_targets": point_targets}
+        for name, values in {**of_points, "targets": targets}.items():
+            count, what = (int(sizes.sum()), "points") if name in of_points else (len(sizes), "clouds")
+            if values is not None and len(values) != count:
+                raise ValueError(f"{name}: got {len(values)}, needed one of each of {count} {what}")
         self.sizes = sizes.to(torch.int64)
         self.starts = self.sizes.cumsum(0) - self.sizes
         self.coords, self.features, self.targets = coords, features, targets
@@ -88,13 +87,9 @@ class CloudsInMemory:
         # Where the points of each cloud begin here is taken away, and where they begin there is added.
         points = torch.arange(len(batch)) + (self.starts[chosen] - (sizes.cumsum(0) - sizes))[batch]
         features = self.features[points]
-        return Clouds(
-            self.coords[points],
-            features if self.table is None else self.table[features.to(torch.int64)],
-            batch,
-            self.targets[chosen],
-            None if self.point_targets is None else self.point_targets[points],
-        )
+        features = features if self.table is None else self.table[features.to(torch.int64)]
+        of_points = None if self.point_targets is None else self.point_targets[points]
+        return Clouds(self.coords[points], features, batch, self.targets[chosen], of_points)
 
 
 Rotation = Literal["z"] | bool
@@ -108,8 +103,8 @@ def moved_points(clouds: Clouds, rotations: Tensor, translations: Tensor) -> tup
     """
     coords = clouds.coords.double()
     centres = pool_clouds(coords, clouds.batch, len(translations), "mean")
-    rotated_coords = rotated(coords - centres[clouds.batch], rotations[clouds.batch], 1)
-    return rotated_coords + (centres + translations)[clouds.batch], centres
+    offsets = rotated(coords - centres[clouds.batch], rotations[clouds.batch], 1)
+    return offsets + (centres + translations)[clouds.batch], centres
 
 
 def rotated(values: Tensor, rotations: Tensor, order: int) -> Tensor:
@@ -129,10 +124,8 @@ def move(clouds: Clouds, rotations: Tensor, translations: Tensor, target_order: 
     These change not at all (``target_order`` 0), like vectors (B, …, d) (1), or like matrices (B, …, d, d) (2).
     """
     coords, _ = moved_points(clouds, rotations, translations)
-    targets = clouds.targets
-    if target_order:
-        targets = rotated(targets.double(), rotations, target_order).to(targets.dtype)
-    return clouds._replace(coords=coords.to(clouds.coords.dtype), targets=targets)
+    targets = rotated(clouds.targets.double(), rotations, target_order) if target_order else clouds.targets
+    return clouds._replace(coords=coords.to(clouds.coords.dtype), targets=targets.to(clouds.targets.dtype))
 
 
 def random_motions(
@@ -150,30 +143,26 @@ def random_motions(
 
 
 def random_rotations(count: int, dim: int, rotate: Rotation, generator: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Rotation matrices (``count``, d, d), uniform: by Haar's measure of SO(d), or of SO(2) where ``rotate`` is "z".
+    """Rotation matrices (``count``, d, d), uniform by Haar's measure of SO(d), or of SO(2) where ``rotate`` is "z".
 
     They are identities if ``rotate`` is false.
     """
-    if not rotate:
-        return np.broadcast_to(np.eye(dim), (count, dim, dim)).copy()
-    if dim == 3 and rotate != "z":
+    if rotate is True and dim == 3:
         # A unit quaternion that is uniform on the sphere is a rotation that is uniform by Haar's measure.
         return transform.Rotation.from_quat(generator.standard_normal((count, 4))[:, [1, 2, 3, 0]]).as_matrix()
-    angles = generator.uniform(0, 2 * np.pi, count)
-    cos, sin = np.cos(angles), np.sin(angles)
     rotations = np.broadcast_to(np.eye(dim), (count, dim, dim)).copy()
-    rotations[:, :2, :2] = np.moveaxis(np.array([[cos, -sin], [sin, cos]]), 2, 0)
+    if rotate:
+        angles = generator.uniform(0, 2 * np.pi, count)
+        cos, sin = np.cos(angles), np.sin(angles)
+        rotations[:, :2, :2] = np.moveaxis(np.array([[cos, -sin], [sin, cos]]), 2, 0)
     return rotations
 
 
 def as_clouds(features: npt.NDArray[Any], targets: npt.NDArray[Any], frames: npt.NDArray[Any]) -> CloudsInMemory:
     """Trajectories of S systems of n bodies as clouds of n points, the positions in the first frame.
 
-    Args:
-        features: (S, n, C), what does not change with time.
-        targets: (S,), one number of each system.
-        frames: (S, T, 2, n, d), the positions and the momenta (or velocities) in T frames, which become
-            ``point_targets`` (S·n, T, 2, d).
+    The features are (S, n, C), the targets (S,). The positions and the momenta (or velocities) in T ``frames``
+    (S, T, 2, n, d) become ``point_targets`` (S·n, T, 2, d).
     """
     count, bodies = features.shape[:2]
     by_body = torch.from_numpy(frames).permute(0, 3, 1, 2, 4).flatten(0, 1).float().contiguous()
@@ -187,11 +176,7 @@ def as_clouds(features: npt.NDArray[Any], targets: npt.NDArray[Any], frames: npt
 
 
 def move_trajectories(clouds: Clouds, rotations: Tensor, translations: Tensor) -> Clouds:
-    """Trajectories after a rigid motion of each: positions move, momenta and velocities rotate.
-
-    Raises:
-        ValueError: there are no ``point_targets`` (N, T, 2, d), which are the trajectories.
-    """
+    """Trajectories, ``point_targets`` (N, T, 2, d), after a rigid motion of each: momenta and velocities rotate."""
     coords, centres = moved_points(clouds, rotations, translations)
     frames = clouds.point_targets
     if frames is None:
@@ -210,17 +195,15 @@ _BLOCK = 64  # clouds that are made from one seed
 
 
 class PointClouds(DataInParts):
-    """A data set of clouds of points in three parts, ``"train"``, ``"valid"`` and ``"test"``.
-
-    A batch is :class:`Clouds`.
+    """Clouds of points in three parts, ``"train"``, ``"valid"`` and ``"test"``, in batches that are :class:`Clouds`.
 
     Args:
-        rotate_train: rotate each training cloud about its mean at random, another time in each epoch: ``True``, or in
+        rotate_train: rotate each training cloud about its mean at random, in another way in each epoch: ``True``, or in
             three dimensions ``"z"`` for rotations about the third axis.
         rotate_test: rotate each test cloud at random in a way that depends on the seed only. Validation clouds are
             left as they are.
-        translate_train: move each training cloud by a normal vector with this standard deviation along each axis.
-        translate_test: likewise for test clouds.
+        translate_train, translate_test: move each of these clouds by a normal vector with this standard deviation along
+            each axis.
         reflect_train: mirror each training cloud with probability ½, another half of them in each epoch. For targets
             that a mirror image has, too.
         **options: of :class:`~escnn_attention.training.data.base.DataInParts`, such as ``batch_size``.
@@ -255,11 +238,8 @@ class PointClouds(DataInParts):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.rotate_train: Rotation = rotate_train
-        self.rotate_test: Rotation = rotate_test
-        self.translate_train = translate_train
-        self.translate_test = translate_test
-        self.reflect_train = reflect_train
+        self.rotate_train, self.translate_train, self.reflect_train = rotate_train, translate_train, reflect_train
+        self.rotate_test, self.translate_test = rotate_test, translate_test
         self.mover: Callable[[Clouds, Tensor, Tensor], Clouds] = move
         one_of((False, True, "z"), rotate_train=rotate_train, rotate_test=rotate_test)
         one_of((False, True), reflect_train=reflect_train)
@@ -270,23 +250,21 @@ class PointClouds(DataInParts):
 
     def _batches(self, part: str) -> Batches:
         source: Any = self._sources[part]
-        rotate, translate = {
-            "train": (self.rotate_train, self.translate_train),
-            "valid": (False, 0.0),
-            "test": (self.rotate_test, self.translate_test),
+        change: tuple[Rotation, float, bool] = {
+            "train": (self.rotate_train, self.translate_train, self.reflect_train),
+            "valid": (False, 0.0, False),
+            "test": (self.rotate_test, self.translate_test, False),
         }[part]
-        reflect = self.reflect_train and part == "train"
-        if not rotate and not translate and not reflect:
+        if not any(change):
             return Batches(source)
-        numbers = functools.partial(random_motions, len(source), self.dim, rotate, translate, reflect)
+        numbers = functools.partial(random_motions, len(source), self.dim, *change)
         return Batches(source, RandomChange(self.mover, numbers, self.seed, PARTS.index(part)))
 
 
 class GeneratedClouds(GeneratedData, PointClouds):
     """Clouds that the package makes: each is a function of the seed, its part and its number in it.
 
-    So the parts have nothing in common, and with a greater ``num_train`` the first clouds stay the same, and those to
-    validate and to test do.
+    So the parts have nothing in common, and with a greater ``num_train`` all clouds that were there stay the same.
     """
 
     def _in_blocks(
