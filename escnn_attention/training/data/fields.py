@@ -43,13 +43,9 @@ def grid_elements(dim: int, turns: Turns) -> list[npt.NDArray[np.int64]]:
     """
     if turns == "none":
         return [np.eye(dim, dtype=np.int64)]
-    found = []
-    for order in itertools.permutations(range(dim)):
-        for signs in itertools.product((1, -1), repeat=dim):
-            matrix = np.diag(signs)[:, list(order)]
-            if turns == "all" or round(np.linalg.det(matrix)) == 1:
-                found.append(matrix)
-    return found
+    orders, signs = itertools.permutations(range(dim)), itertools.product((1, -1), repeat=dim)
+    found = [np.diag(each)[:, list(order)] for order, each in itertools.product(orders, signs)]
+    return [matrix for matrix in found if turns == "all" or round(np.linalg.det(matrix)) == 1]
 
 
 def turned(fields: Tensor, matrix: npt.NDArray[np.int64], kinds: Mapping[str, int]) -> Tensor:
@@ -60,8 +56,8 @@ def turned(fields: Tensor, matrix: npt.NDArray[np.int64], kinds: Mapping[str, in
     Args:
         fields: ``(B, C, *space)``.
         matrix: one of :func:`grid_elements`.
-        kinds: the numbers of fields, ``"scalar"`` or ``"vector"``, in the order of their channels. The channels may be
-            several frames of these.
+        kinds: the numbers of fields, ``"scalar"`` or ``"vector"``, in the order of their channels, or of each of
+            several frames.
 
     Example:
         >>> import torch
@@ -112,13 +108,13 @@ class GridFields(DataInParts):
     """Pairs of fields on a grid in three parts: inputs ``(B, C, *space)`` and targets ``(B, C', *space)``, float32.
 
     Args:
-        turn_train: turn each training pair, in each epoch by another element that maps its grid onto itself: by
-            ``"rotations"``, by ``"all"``, mirrors included, or by ``"none"``. Vectors turn with the grid.
+        turn_train: turn each training pair, in each epoch by another element that maps its grid onto itself: one of
+            the ``"rotations"``, of ``"all"``, mirrors included, or ``"none"``. Vectors turn with the grid.
         **options: of :class:`~escnn_attention.training.data.base.DataInParts`, such as ``batch_size``.
 
     Attributes:
-        inputs, targets: the numbers of ``"scalar"`` and ``"vector"`` fields, in the order of their channels. Inputs of
-            several frames have all of them in each.
+        inputs, targets: the numbers of ``"scalar"`` and ``"vector"`` fields, in the order of their channels, of each
+            frame of the inputs and of the targets.
 
     Raises:
         UserError: as :class:`~escnn_attention.training.data.base.DataInParts` raises.
@@ -177,10 +173,8 @@ class FieldData(GridFields):
             ``{"scalar": 1, "vector": 1}``. A vector has as many channels as the grid has axes: the first is its
             component along the last axis of the grid, the others are those against the direction of the axes before.
         targets: likewise of the targets; None for trajectories, whose frames are both.
-        frames: the frames of an input.
-        step: from the last of them to the target.
-        num_train: pairs or trajectories to train with; None for all that the other parts leave.
-        num_valid, num_test: those of the other parts.
+        frames, step: see above.
+        num_train, num_valid, num_test: pairs or trajectories of each part; None trains with all that the others leave.
         **options: of :class:`GridFields`, such as ``batch_size`` and ``turn_train``.
 
     Raises:
@@ -220,9 +214,8 @@ class FieldData(GridFields):
     ) -> None:
         super().__init__(limits=None, **options)
         self.path = Path(path)
-        counts = {"frames": frames, "step": step, "num_valid": num_valid, "num_test": num_test}
-        counts |= {} if num_train is None else {"num_train": num_train}
-        integers(1, **counts)
+        integers(1, frames=frames, step=step, num_valid=num_valid, num_test=num_test)
+        integers(1, **({} if num_train is None else {"num_train": num_train}))
         self.inputs, self.has_pairs = _kinds("inputs", inputs), targets is not None
         self.targets = self.inputs if targets is None else _kinds("targets", targets)
         self.frames, self.step = frames, step
@@ -247,10 +240,9 @@ class FieldData(GridFields):
 
     def _checked(self, name: str, array: npt.NDArray[Any]) -> Tensor:
         kinds = self.targets if name == "targets" else self.inputs
-        before = 2 if name == "trajectories" else 1
+        before, shape = (2, "(N, T, C, *space)") if name == "trajectories" else (1, "(N, C, *space)")
         dim = array.ndim - before - 1
         if dim not in (2, 3) or array.dtype.kind != "f" or 0 in array.shape:
-            shape = "(N, T, C, *space)" if before == 2 else "(N, C, *space)"
             raise UserError(
                 f"{self.path}: {name} must be floating-point numbers {shape} on a grid of 2 or 3 axes, found"
                 f" {array.dtype} {array.shape}"
@@ -272,9 +264,8 @@ class FieldData(GridFields):
     def _rows(self, count: int) -> dict[str, Tensor]:
         """The pairs or trajectories of each part, those of the training last, so that more of them change no other."""
         test, valid, train = self.numbers
-        left = count - test - valid
-        if left < (train or 1):
-            needed = test + valid + (train or 1)
+        left, needed = count - test - valid, test + valid + (train or 1)
+        if count < needed:
             raise UserError(
                 f"num_train, num_valid, num_test: needed {needed} together, but {self.path} has {count}"
                 f" {'pairs' if self.has_pairs else 'trajectories'}"
@@ -301,8 +292,7 @@ class PoissonOnTorus(GeneratedData, GridFields):
         size: the positions along every axis.
         dimensions: 2 or 3.
         num_train, num_valid, num_test: the pairs of each part.
-        **options: of :class:`GridFields`, such as ``batch_size`` and ``turn_train``. The pairs are functions of the
-            seed, too.
+        **options: of :class:`GridFields`, such as ``batch_size`` and ``turn_train``; the pairs depend on ``seed``.
 
     Raises:
         UserError: an argument of another kind or range, or as :class:`GridFields` raises.
@@ -346,13 +336,13 @@ class PoissonOnTorus(GeneratedData, GridFields):
         smooth = np.exp(-squares * _WIDTH**2 / 2) * (squares > 0)
         # The variances of density and field, but for one factor: a charge is anywhere.
         power = np.array([(smooth**2).sum(), (smooth**2 / squares.clip(min=1)).sum() / self.dim]) * _CHARGES
-        density = np.empty((len(places), 1, *self.dim * (self.size,)), dtype=np.float32)
-        field = np.empty((len(places), self.dim, *self.dim * (self.size,)), dtype=np.float32)
+        density = torch.empty(len(places), 1, *self.dim * [self.size])
+        field = torch.empty(len(places), self.dim, *self.dim * [self.size])
         for i, (at, q) in enumerate(zip(places, charges, strict=True)):
             modes = smooth * np.tensordot(q, np.exp(-1j * np.tensordot(at, waves, 1)), 1) * self.size**self.dim
-            density[i, 0] = _real(modes) / np.sqrt(power[0])
-            field[i] = electric_field(_real(modes)) / np.sqrt(power[1])
-        return InMemory(torch.from_numpy(density), torch.from_numpy(field))
+            density[i, 0] = torch.from_numpy(_real(modes) / np.sqrt(power[0]))
+            field[i] = torch.from_numpy(electric_field(_real(modes)) / np.sqrt(power[1]))
+        return InMemory(density, field)
 
 
 def electric_field(density: Array) -> Array:

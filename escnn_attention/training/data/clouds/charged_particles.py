@@ -19,9 +19,8 @@ Array = npt.NDArray[np.float64]
 
 TIME_STEP = 0.001
 """The time of one step of the published integrator."""
-
 STEPS_OF_A_FRAME = 100
-"""The steps of the integrator from one published frame to the next; frame 0 is the first after so many steps."""
+"""The steps of the integrator from one published frame to the next, and from the start to frame 0."""
 
 _SPEED = 0.5  # of every particle at time 0
 _MOST = 0.1 / TIME_STEP  # of each component of a force
@@ -73,8 +72,8 @@ def simulate(systems: Systems, steps: Sequence[int], time_step: float = TIME_STE
         v \mathrel{+}= \tau F(q), \qquad q \mathrel{+}= \tau v, \qquad
         F_i(q) = \sum_{j \ne i} c_i c_j \frac{q_i - q_j}{\|q_i - q_j\|^3} .
 
-    Each component of a force is held between −100 and 100, which bodies within 0.1 of each other exceed. Where that
-    happens, and only there, neither energy is conserved nor does a rotated system move in a rotated way.
+    Each component of a force is held between −100 and 100, which bodies within 0.1 of each other exceed. There, and
+    only there, energy is not conserved, and a rotated system does not move in a rotated way.
 
     >>> systems = random_systems(2, np.random.default_rng(0))
     >>> q, v = simulate(systems, [10, 20])
@@ -121,7 +120,7 @@ class ChargedParticles(GeneratedClouds):
     """Charged particles in space: where will they be?
 
     Particles of mass 1 with charges of 1 and −1 attract or repel each other with a force 1/r². A trajectory has a frame
-    after every tenth of a unit of time, the first of them, frame 0, at time 0.1; two of them make a cloud.
+    at every tenth of a unit of time, frame 0 at time 0.1; two of them make a cloud.
 
     A batch has n = 5 points for each of B systems:
 
@@ -130,23 +129,23 @@ class ChargedParticles(GeneratedClouds):
     - ``targets`` (B,): the energy in this frame;
     - ``point_targets`` (B·n, 2, 2, 3): in ``start_frame`` and in ``end_frame``, position and velocity.
 
-    With the defaults it is the benchmark of EGNN and of what came after it, its physics and its numbers of systems;
-    the systems themselves are drawn by a generator of this package. The error there is the mean square over all
-    coordinates in ``end_frame``: 0.082 for the best multiple of the velocity (here 0.085, with a standard error of
-    0.001), 0.0071 for EGNN.
+    With the defaults it is the benchmark of EGNN and its successors, its physics and its numbers of systems; the
+    systems themselves are drawn by a generator of this package. The error there is the mean square over all coordinates
+    in ``end_frame``: 0.082 for the best multiple of the velocity (here 0.085, with a standard error of 0.001), 0.0071
+    for EGNN.
 
     Args:
         num_train, num_valid, num_test: systems of each part.
         start_frame, end_frame: the frame that is given, and that to be predicted.
         conjugate_train: change the sign of all charges of each training system with probability ½, of another half of
             them in each epoch. Forces are products of two charges, and stay as they are.
-        reverse_train: let time run backwards in each training system with probability ½, in another half of them in
-            each epoch: it starts where it ended, with opposite velocities, and ends where it started. The published
-            rule goes back on itself to the order of its time step, but for forces that were held back.
+        reverse_train: likewise let time run backwards: a system starts where it ended, with opposite velocities, and
+            ends where it started. The published rule goes back on itself to the order of its time step, but for forces
+            that were held back.
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
     Attributes:
-        step: the time from the frame that is given to that which is to be predicted.
+        step: the time from ``start_frame`` to ``end_frame``.
 
     Source: Kipf, Fetaya, Wang, Welling and Zemel, *Neural relational inference for interacting systems*, ICML 2018; in
     space, without the box and with these frames: Satorras, Hoogeboom and Welling, *E(n) equivariant graph neural
@@ -189,9 +188,8 @@ class ChargedParticles(GeneratedClouds):
         if part != "train":
             return batches
         numbers = functools.partial(random_choices, 2, len(batches))
-        own = [(_conjugated, _SIGNS)] if self.conjugate_train else []
-        own += [(_reversed, _DIRECTIONS)] if self.reverse_train else []
-        changes = [RandomChange(change, numbers, self.seed, stream) for change, stream in own]
+        own = ((self.conjugate_train, _conjugated, _SIGNS), (self.reverse_train, _reversed, _DIRECTIONS))
+        changes = (RandomChange(change, numbers, self.seed, stream) for asked, change, stream in own if asked)
         return Batches(batches.source, *batches.changes, *changes)
 
     def _make(self, part: str) -> Source:
@@ -202,13 +200,13 @@ class ChargedParticles(GeneratedClouds):
 
 
 def _conjugated(clouds: Clouds, which: Tensor) -> Clouds:
-    """Some of the systems, ``(B,)``, those that are 1, with the opposite signs of all charges."""
+    """Clouds, those whose number ``which`` (B,) is 1 with the opposite signs of all charges."""
     signs = 1.0 - 2.0 * which.float()
     return clouds._replace(features=clouds.features * signs[clouds.batch, None])
 
 
 def _reversed(clouds: Clouds, which: Tensor) -> Clouds:
-    """Some of the systems, ``(B,)``, those that are 1, with time running backwards."""
+    """Clouds, those whose number ``which`` (B,) is 1 with time running backwards."""
     frames = clouds.point_targets
     assert frames is not None
     which = which.bool()

@@ -23,14 +23,9 @@ def _polygon(corners: int) -> npt.NDArray[np.float64]:
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
-PATTERNS: dict[str, npt.NDArray[np.float64]] = {
-    "square": _polygon(4),
-    "triangle": _polygon(3),
-    "pentagon": _polygon(5),
-    "L": np.array([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0], [3.0, 2.0], [3.0, 3.0]]),
-}
-"""The points of each pattern: regular polygons of radius 1 about the origin, and an L. The order is that of the counts.
-"""
+PATTERNS = {name: _polygon(corners) for name, corners in (("square", 4), ("triangle", 3), ("pentagon", 5))}
+PATTERNS["L"] = np.array([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0], [3.0, 2.0], [3.0, 3.0]])
+"""The points of each pattern, in the order of the counts: polygons of radius 1 about the origin, and an L."""
 
 _CANDIDATES = COPIES * list(PATTERNS)
 _SIZES = np.array([len(PATTERNS[name]) for name in _CANDIDATES])
@@ -58,9 +53,9 @@ def make_constellations(
     """Random constellations, with how often each pattern occurs.
 
     There are eight candidates, two of each of :data:`PATTERNS`. Each is there with probability 1/2; where none would
-    be, one that is drawn at random is. A candidate is rotated by an angle from U(−0.33π, 0.33π) and moved by a vector
-    from U[0, 24]²; every coordinate gets normal noise of the standard deviation ``noise``, where the radius of a
-    polygon is 1. Patterns are rotated about their mean, and all clouds have the scaling x ↦ x/12 − 1.
+    be, one that is drawn at random is. A candidate is rotated about its mean by an angle from U(−0.33π, 0.33π) and
+    moved by a vector from U[0, 24]²; every coordinate gets normal noise of the standard deviation ``noise``, where the
+    radius of a polygon is 1; and x ↦ x/12 − 1.
 
     With ``published`` patterns are rotated about a point outside of them (polygons are centred at (2, 2), and rotated
     about the origin), and polygons are moved by U[0, 72]², so that the place of a point tells its pattern. Each cloud
@@ -95,32 +90,28 @@ def make_constellations(
     # In an order that does not reveal the pattern of a point.
     order = np.argsort(generator.random((count, NUM_POINTS)), axis=1)
     owners = np.repeat(np.arange(len(_CANDIDATES)), _SIZES)[order]
-    counts = present.reshape(count, COPIES, len(PATTERNS)).sum(axis=1)
-    return Constellation(
-        np.take_along_axis(points, order[..., None], axis=1),
-        np.take_along_axis(present, owners, axis=1),
-        owners,
-        counts.astype(np.int64),
-    )
+    counts = present.reshape(count, COPIES, len(PATTERNS)).sum(axis=1).astype(np.int64)
+    points = np.take_along_axis(points, order[..., None], axis=1)
+    return Constellation(points, np.take_along_axis(present, owners, axis=1), owners, counts)
 
 
 class Constellations(GeneratedClouds):
     """Constellations in the plane: how often are a square, a triangle, a pentagon and an L among the points?
 
     Targets are four counts (B, 4) int64, each 0, 1 or 2: four classifications with three classes. A count is 0, 1, 2
-    with probabilities of about 1/4, 1/2, 1/4, so that guessing is right half of the time. How clouds are made is in
+    with probabilities of about 1/4, 1/2, 1/4, so that guessing is right half of the time. Clouds are those of
     :func:`make_constellations`. The parts have nothing in common (in the published code the test clouds are the first
     of the training clouds unless files were made before).
 
     The published test sets are ``rotate_test`` (SE(2); there an angle of 10°, or a uniform one) and ``translate_test``
-    (T(2)). The published augmentation rotates and moves all clouds of a batch alike, along both axes by the same; here
-    every cloud is moved in its own way.
+    (T(2)). The published augmentation moves all clouds of a batch alike, along both axes by the same; here every cloud
+    is moved in its own way.
 
     Args:
         num_train, num_valid, num_test: clouds of each part; as published 10,000 to train and 1,000 to test.
         features: ``"presence"``, 1 or 0: whether the pattern that a point is of is there, with all 34 points in the
             cloud; ``"constant"``, 1, with the points of present patterns only.
-        published: make clouds with the peculiarities of the published data: see :func:`make_constellations`.
+        published: see :func:`make_constellations`.
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
     Source: Hutchinson, Le Lan, Zaidi, Dupont, Teh and Kim, *LieTransformer: equivariant self-attention for Lie groups*,

@@ -24,9 +24,9 @@ FOLDER = "modelnet40_ply_hdf5_2048"
 ARCHIVE = f"{FOLDER}.zip"
 
 _NAMES = """
-airplane bathtub bed bench bookshelf bottle bowl car chair cone cup curtain desk door dresser
-flower_pot glass_box guitar keyboard lamp laptop mantel monitor night_stand person piano plant radio
-range_hood sink sofa stairs stool table tent toilet tv_stand vase wardrobe xbox
+airplane bathtub bed bench bookshelf bottle bowl car chair cone cup curtain desk door dresser flower_pot glass_box
+guitar keyboard lamp laptop mantel monitor night_stand person piano plant radio range_hood sink sofa stairs stool table
+tent toilet tv_stand vase wardrobe xbox
 """
 CATEGORIES = tuple(_NAMES.split())
 """The categories of ModelNet40, in the order of their labels."""
@@ -41,10 +41,9 @@ _ORDER_SEED = 0  # of the order that tells which, which is part of the data set
 class ModelNet40(PublishedData, PointClouds):
     """ModelNet40: points on the surfaces of models of 40 kinds of things, upright.
 
-    9,840 models to train, of which every tenth (in an order that is random and always the same) validates, and 2,468 to
+    9,840 models to train, of which every tenth (in a random order that is always the same) validates, and 2,468 to
     test. Looks in the folder for ``modelnet40_ply_hdf5_2048.zip``, the points as published with PointNet: 2,048 of each
-    model, within the unit ball. If it is not there, it is downloaded (435 MB) and verified; it is read packed. The
-    feature is 1.
+    model, within the unit ball. If it is not there, it is downloaded (435 MB) and verified. The feature is 1.
 
     Args:
         num_points: the first so many points of a model, from 2 to 2,048.
@@ -77,25 +76,23 @@ class ModelNet40(PublishedData, PointClouds):
             download(Published(ARCHIVE, URL, MD5), folder, ARCHIVE)
 
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
-        sources = {}
+        content = {}
         if "test" in parts:
-            sources["test"] = _labelled(*self._content(folder, _TEST_FILES))
+            content["test"] = self._content(folder, _TEST_FILES)
         if parts.keys() != {"test"}:
             points, labels = self._content(folder, _TRAIN_FILES)
             order = np.random.RandomState(_ORDER_SEED).permutation(len(labels))
-            held_out = np.zeros(len(labels), dtype=bool)
-            held_out[order[: max(1, len(labels) // _VALID)]] = True
-            sources["train"] = _labelled(points[~held_out], labels[~held_out])
-            sources["valid"] = _labelled(points[held_out], labels[held_out])
-        return {part: sources[part] for part in parts}
+            held_out = np.isin(np.arange(len(labels)), order[: max(1, len(labels) // _VALID)])
+            content["train"] = points[~held_out], labels[~held_out]
+            content["valid"] = points[held_out], labels[held_out]
+        return {part: _labelled(*content[part]) for part in parts}
 
     def _content(self, folder: Path, names: tuple[str, ...]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """Points (B, n, 3) and labels (B,) of files."""
         with readable(folder / ARCHIVE), zipfile.ZipFile(folder / ARCHIVE) as archive:
             content = [_models(folder / ARCHIVE / name, archive.read(f"{FOLDER}/{name}")) for name in names]
         points = np.concatenate([points[:, : self.num_points] for points, _ in content])
-        labels = np.concatenate([labels for _, labels in content])
-        return points, labels
+        return points, np.concatenate([labels for _, labels in content])
 
 
 def _labelled(points: npt.NDArray[Any], labels: npt.NDArray[np.int64]) -> CloudsInMemory:

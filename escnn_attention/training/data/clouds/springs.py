@@ -22,7 +22,7 @@ STEP = DURATION / (NUM_FRAMES - 1)
 
 
 class Systems(NamedTuple):
-    """Systems of n bodies at one time: masses and stiffness (S, n), positions and momenta (S, n, d).
+    """Systems of n bodies at one time: masses m and stiffness k (S, n), positions q and momenta p (S, n, d).
 
     The spring between bodies i and j has the constant 2 k_i k_j.
     """
@@ -65,9 +65,9 @@ def energy(positions: Any, momenta: Any, masses: Any, stiffness: Any) -> Any:
 def simulate(systems: Systems, times: Array, solver: Solver = "exact") -> tuple[Array, Array]:
     """Positions and momenta, each (S, T, n, d), at ``times`` (T,) from 0 on.
 
-    The equations of motion are linear: with q = M^{-1/2} y they are ÿ = −K y, with a symmetric K whose eigenvectors
-    move for themselves, as cos ωt and sin ωt. ``"exact"`` takes these, to rounding error, at any times, also (S, T);
-    ``"rk4"`` takes the 3/8-rule, one step from each time to the next, as published.
+    ``"exact"``, to rounding error, at any times, also (S, T): with q = M^{-1/2} y the equations of motion are linear,
+    ÿ = −K y, with a symmetric K whose eigenvectors move as cos ωt and sin ωt. ``"rk4"`` takes the 3/8-rule, one step
+    from each time to the next, as published.
 
     >>> systems = random_systems(2, np.random.default_rng(0))
     >>> q, p = simulate(systems, np.linspace(0, 5, 500))
@@ -75,10 +75,7 @@ def simulate(systems: Systems, times: Array, solver: Solver = "exact") -> tuple[
     >>> q.shape, bool((abs(h / h[:, :1] - 1) < 1e-12).all())
     ((2, 500, 6, 2), True)
     """
-    times = np.asarray(times, dtype=np.float64)
-    if solver == "exact":
-        return _exact(systems, times)
-    return _rk4(systems, times)
+    return {"exact": _exact, "rk4": _rk4}[solver](systems, np.asarray(times, dtype=np.float64))
 
 
 def _exact(systems: Systems, times: Array) -> tuple[Array, Array]:
@@ -105,16 +102,13 @@ def _rk4(systems: Systems, times: Array) -> tuple[Array, Array]:
     masses, stiffness = systems.masses[..., None], systems.stiffness[..., None]
     total = stiffness.sum(axis=-2, keepdims=True)
 
-    def velocity(momenta: Array) -> Array:
-        return momenta / masses
-
     def force(positions: Array) -> Array:
         # −∇V: −2 k_i Σ_j k_j (q_i − q_j), of all pairs at the cost of the bodies
         return -2 * stiffness * (total * positions - (stiffness * positions).sum(axis=-2, keepdims=True))
 
     frames = [(systems.positions, systems.momenta)]
     for step in np.diff(times):
-        frames.append(rk4_step(velocity, force, *frames[-1], step))
+        frames.append(rk4_step(lambda momenta: momenta / masses, force, *frames[-1], step))
     positions, momenta = np.stack(frames, axis=2)
     return positions, momenta
 
@@ -122,11 +116,11 @@ def _rk4(systems: Systems, times: Array) -> tuple[Array, Array]:
 class Springs(GeneratedClouds):
     """Trajectories of bodies that pull at each other: V = Σ_{i<j} k_i k_j ‖q_i − q_j‖².
 
-    A trajectory has 500 frames from time 0 to 5. A cloud is a piece of one: ``frames`` frames that follow each other,
-    one of the pieces of this length that do not overlap, drawn once for each system. Every system is in one part
-    only, and a piece of every system is in it.
+    A trajectory has 500 frames from time 0 to 5, ``step`` = 5/499 apart. A cloud is a piece of one: ``frames`` frames
+    that follow each other, one of the pieces of this length that do not overlap, drawn once for each system. Every
+    system is in one part only.
 
-    A batch has n points for each of B systems:
+    A batch has n = 6 points for each of B systems:
 
     - ``coords`` (B·n, d): the positions in the first frame;
     - ``features`` (B·n, 2): mass m and constant k of each body;
@@ -139,9 +133,6 @@ class Springs(GeneratedClouds):
         test_frames: T of test pieces, for roll-outs; by default ``frames``. As published 5 and 100.
         solver: see :func:`simulate`.
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
-
-    Attributes:
-        step: time from one frame to the next, 5/499.
 
     The published trajectories are those of ``solver="rk4"``: a network that is rolled out by the same rule makes the
     same errors of integration. A published 5-frame error is a mean over all frames, the first included, which is always
@@ -186,8 +177,8 @@ class Springs(GeneratedClouds):
 
     def _trajectories(self, part: str) -> tuple[Systems, Array]:
         """The systems of a part, and their pieces of a trajectory (S, T, 2, n, d)."""
-        made = self._in_blocks(part, functools.partial(self._block, self.frames[part]))
-        return Systems(*made[:4]), made[4]
+        *systems, frames = self._in_blocks(part, functools.partial(self._block, self.frames[part]))
+        return Systems(*systems), frames
 
     def _block(self, length: int, count: int, generator: np.random.Generator) -> tuple[Array, ...]:
         systems = random_systems(count, generator)
@@ -199,4 +190,4 @@ class Springs(GeneratedClouds):
         else:
             every = np.stack(simulate(systems, times, self.solver), axis=2)
             frames = np.take_along_axis(every, chosen[:, :, None, None, None], axis=1)
-        return (*systems, frames)
+        return *systems, frames
