@@ -174,10 +174,7 @@ class DataInParts(pl.LightningDataModule, ABC):
 
     A subclass defines the content of the data set and its place. In a configuration file::
 
-        data:
-          class_path: escnn_attention.training.RotMNIST
-          init_args:
-            batch_size: 8
+        data: {class_path: escnn_attention.training.RotMNIST, init_args: {batch_size: 8}}
 
     Args:
         batch_size: things in a training step over all processes together; a multiple of their number.

@@ -300,9 +300,7 @@ class PoissonOnTorus(GeneratedData, GridFields):
     In a configuration file::
 
         task: fields
-        data:
-          class_path: escnn_attention.training.PoissonOnTorus
-          init_args: {num_train: 500, batch_size: 16}
+        data: {class_path: escnn_attention.training.PoissonOnTorus, init_args: {num_train: 500, batch_size: 16}}
 
     Example:
         >>> from escnn_attention.training import PoissonOnTorus

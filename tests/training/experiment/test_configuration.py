@@ -49,7 +49,7 @@ def test_what_may_change(configuration, fitted, tmp_path, data):
     with pytest.raises(UserError, match=r"got 1, .*has finished 2"):
         call("fit", file, folder)
     renamed = {
-        "class_path": "escnn_attention.training.data.images.rotmnist.RotMNIST",
+        "class_path": "escnn_attention.training.data.images.mnist.RotMNIST",
         "init_args": {"folder": str(data)},
     }
     other = configuration(data=renamed, model__schedule="constant")  # the same class by its other name

@@ -81,11 +81,10 @@ def in_frame_of_positions(
     """Tensors of molecules in the frame in which their atoms are, from their entries in the standard orientation.
 
     Quantum chemistry programs rotate a molecule before they compute, and print tensors in the frame that it then has.
-    Where that frame is not kept with the tensors, it has to be found again. The rule is that of :func:`standard_axes`;
-    but molecules with some symmetry follow other rules, and where a sum of cubes is nearly zero, a direction is
-    uncertain. So a polarisability is fitted to many molecules that is a sum over pairs of atoms, along and across the
-    line between them, and where another order or direction of the axes agrees with it clearly better, that is taken. A
-    molecule that is unlike all others, such as water, is not helped by that.
+    The rule is that of :func:`standard_axes`; but molecules with some symmetry follow other rules, and where a sum of
+    cubes is nearly zero, a direction is uncertain. So a polarisability is fitted to many molecules that is a sum over
+    pairs of atoms, along and across the line between them, and where another order or direction of the axes agrees with
+    it clearly better, that is taken. A molecule that is unlike all others, such as water, is not helped by that.
 
     Args:
         sizes: (M,) atoms of each molecule.
@@ -191,9 +190,7 @@ def _features(pairs: _Pairs) -> Array:
 def _predicted(pairs: _Pairs, bonds: Array) -> Array:
     """Polarisabilities (m, 6): the sum of :func:`_features` times ``bonds`` (F,), which are never held."""
     by_type = _NUM_PAIRS * len(_CENTRES)
-    along, across = (
-        part.reshape(_NUM_PAIRS, -1)[pairs.types] for part in (bonds[:by_type], bonds[by_type:-_NUM_KINDS])
-    )
+    along, across = (part.reshape(_NUM_PAIRS, -1)[pairs.types] for part in np.split(bonds[:-_NUM_KINDS], [by_type]))
     stretched = ((pairs.near * along).sum(axis=2)[..., None] * pairs.along).sum(axis=1)
     round_ = (pairs.near * across).sum(axis=(1, 2)) + pairs.atoms @ bonds[-_NUM_KINDS:]
     return stretched + round_[:, None] * _IDENTITY

@@ -14,29 +14,17 @@ import torch
 from torch import Tensor
 
 from escnn_attention.plain.cloud_pooling import offsets_from_mean
-from escnn_attention.training.data.base import PublishedData, Source
+from escnn_attention.training.data.base import PARTS, PublishedData, Source
 from escnn_attention.training.data.clouds.base import CloudsInMemory, PointClouds, move
-from escnn_attention.training.data.clouds.orientation import in_frame_of_positions
+from escnn_attention.training.data.clouds.orientation import Array, Integers, in_frame_of_positions
 from escnn_attention.training.data.files import Published, make_from_downloads, npz_file
 from escnn_attention.training.errors import UserError
 
-NAMES = (
-    "RotA_GHz",
-    "RotB_GHz",
-    "RotC_GHz",
-    "Dipole_debye",
-    "Polarizability_bohr3",
-    "HOMO_au",
-    "LUMO_au",
-    "HOMO_LUMO_gap_au",
-    "R2_bohr2",
-    "ZPVE_au",
-    "InternalEnergy_0K_au",
-    "InternalEnergy_298K_au",
-    "Enthalphy_298K_au",
-    "GibbsFreeEnergy_298K_au",
-    "Heatcapacity_Cv_cal_mol_K",
-)
+_NAMES = """
+RotA_GHz RotB_GHz RotC_GHz Dipole_debye Polarizability_bohr3 HOMO_au LUMO_au HOMO_LUMO_gap_au R2_bohr2 ZPVE_au
+InternalEnergy_0K_au InternalEnergy_298K_au Enthalphy_298K_au GibbsFreeEnergy_298K_au Heatcapacity_Cv_cal_mol_K
+"""
+NAMES = tuple(_NAMES.split())
 """The published properties, in the order of the published files."""
 
 HARTREE = 27.211386245988
@@ -73,18 +61,10 @@ TARGETS = {
 TENSOR = "polarizability"
 """The target that is a tensor."""
 
-
+_PLACE = "https://springernature.figshare.com/ndownloader/files"
 DOWNLOADS = (
-    Published(
-        "dsgdb9nsd.xyz.tar.bz2",
-        "https://springernature.figshare.com/ndownloader/files/3195389",
-        "ad1ebd51ee7f5b3a6e32e974e5d54012",
-    ),
-    Published(
-        "uncharacterized.txt",
-        "https://springernature.figshare.com/ndownloader/files/3195404",
-        "a361887bacb427b8a0ce7903d92a53b4",
-    ),
+    Published("dsgdb9nsd.xyz.tar.bz2", f"{_PLACE}/3195389", "ad1ebd51ee7f5b3a6e32e974e5d54012"),
+    Published("uncharacterized.txt", f"{_PLACE}/3195404", "a361887bacb427b8a0ce7903d92a53b4"),
 )
 """The archive of the molecules, and the list of those that failed the consistency check."""
 
@@ -101,23 +81,18 @@ ENTRIES = ("A_xx", "A_xy", "A_yy", "A_xz", "A_yz", "A_zz")
 
 ELEMENTS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}
 """The charges of the elements."""
-
 _NUM_EXCLUDED = 3_054
 
 
 class Molecules(NamedTuple):
-    """The content of a :data:`FILE`: the atoms of each molecule ``sizes`` (M,), all laid end to end.
+    """The content of a :data:`FILE`, with the ``tensors`` (M, 6) in the order of :data:`ENTRIES` if asked for."""
 
-    ``charges`` (N,), ``positions`` (N, 3) in ångström, ``targets`` (M, T) with their ``names``, and if asked for
-    ``tensors`` (M, 6) in the order of :data:`ENTRIES`.
-    """
-
-    sizes: npt.NDArray[np.int64]
-    charges: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.float64]
-    targets: npt.NDArray[np.float64]
+    sizes: Integers
+    charges: Integers
+    positions: Array
+    targets: Array
     names: tuple[str, ...]
-    tensors: npt.NDArray[np.float64] | None
+    tensors: Array | None
 
 
 def read(path: Path, tensors: bool = False) -> Molecules:
@@ -147,17 +122,10 @@ def read(path: Path, tensors: bool = False) -> Molecules:
     _check(path, "targets", values, "f", (len(sizes), len(names)))
     if not np.isin(charges, list(ELEMENTS.values())).all():
         raise UserError(f"{path}: charges must be those of {', '.join(ELEMENTS)}")
-    missing = [target.name for target in TARGETS.values() if target.name not in names]
-    if missing:
+    if missing := [target.name for target in TARGETS.values() if target.name not in names]:
         raise UserError(f"{path}: target_names must have {', '.join(missing)}, found {', '.join(names)}")
-    return Molecules(
-        sizes.astype(np.int64),
-        charges.astype(np.int64),
-        positions.astype(np.float64),
-        values.astype(np.float64),
-        names,
-        entries,
-    )
+    sizes, charges = sizes.astype(np.int64), charges.astype(np.int64)
+    return Molecules(sizes, charges, positions.astype(np.float64), values.astype(np.float64), names, entries)
 
 
 def _check(path: Path, name: str, values: npt.NDArray[Any], kinds: str, shape: tuple[int, ...]) -> None:
@@ -175,18 +143,18 @@ def convert(out: IO[bytes], archive: Path, excluded: Path) -> None:
     with tarfile.open(archive, "r|bz2") as members:
         for member in members:
             if member.name.endswith(".xyz") and (file := members.extractfile(member)) is not None:
-                index, charges, positions, targets = parse_xyz(file.read().decode("ascii"))
+                index, *content = parse_xyz(file.read().decode("ascii"))
                 if index not in failed:
-                    molecules[index] = charges, positions, targets
+                    molecules[index] = content
     if not molecules:
         raise ValueError("no molecules in it")
-    kept = [molecules[index] for index in sorted(molecules)]
+    charges, positions, targets = zip(*(molecules[index] for index in sorted(molecules)), strict=True)
     np.savez_compressed(
         out,
-        num_atoms=np.array([len(charges) for charges, _, _ in kept], dtype=np.uint8),
-        charges=np.concatenate([charges for charges, _, _ in kept]),
-        positions=np.concatenate([positions for _, positions, _ in kept]),
-        targets=np.stack([targets for _, _, targets in kept]),
+        num_atoms=np.array([len(atoms) for atoms in charges], dtype=np.uint8),
+        charges=np.concatenate(charges),
+        positions=np.concatenate(positions),
+        targets=np.stack(targets),
         target_names=np.array(NAMES),
         index=np.array(sorted(molecules), dtype=np.int32),
     )
@@ -200,16 +168,11 @@ def parse_excluded(text: str) -> set[int]:
     return numbers
 
 
-def parse_xyz(
-    text: str,
-) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[np.float64]]:
-    """Number, charges (n,), positions (n, 3) and properties (15,) of a published text.
+def parse_xyz(text: str) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.float32], Array]:
+    """Number, charges (n,), positions (n, 3) and properties (15,) of a published text; else a :class:`ValueError`.
 
     Its lines: the number of atoms; ``gdb``, the number of the molecule, and the properties; for each atom its element,
     coordinates and charge; others. Powers of ten are written ``1.5*^-6``.
-
-    Raises:
-        ValueError: not such a text.
 
     >>> lines = ["1", "gdb 7 " + " ".join(map(str, range(15))), "F 0.5 1.*^-1 0 -0.4"]
     >>> index, charges, positions, targets = parse_xyz(chr(10).join(lines))
@@ -247,9 +210,9 @@ _SPLIT_SEED = 0  # of the order that the molecules are put in, which is part of 
 
 
 def atom_features() -> Tensor:
-    """The features of each element, (5, 15) float32: one-hot ⊗ (1, c, c²), where c = Z/9.
+    """The features of the elements H, C, N, O, F, (5, 15) float32: one-hot ⊗ (1, c, c²), where c = Z/9.
 
-    Channel 3e + k of element e, of H, C, N, O, F, is cᵏ; the others are 0.
+    Channel 3e + k of element e is cᵏ; the others are 0.
 
     >>> atom_features()[1].nonzero().flatten().tolist()
     [3, 4, 5]
@@ -263,7 +226,7 @@ class QM9(PublishedData, PointClouds):
     """QM9: properties of small organic molecules, of up to nine atoms of C, N, O, F and what H they have.
 
     100,000 molecules to train, 17,748 to validate and 13,083 to test: the 130,831 that passed the published consistency
-    check, in the order of numpy's permutation with seed 0. Looks for ``qm9.npz`` in the folder; if it is not there, the
+    check, in the order of numpy's permutation with seed 0. Looks in the folder for ``qm9.npz``; if it is not there, the
     published archive is downloaded (86 MB), verified and converted, which takes some minutes.
 
     Coordinates are in ångström, from the mean of the atoms of a molecule. Features are :func:`atom_features`. The
@@ -274,11 +237,11 @@ class QM9(PublishedData, PointClouds):
 
     ``targets=["polarizability"]`` is the polarisability as a tensor, (B, 3, 3), bohr³, which rotates with the molecule.
     The published archive does not have it; ``qm9.npz`` may. Its entries are in the standard orientation that Gaussian
-    rotated a molecule to, so they are rotated back first: see :func:`~.orientation.in_frame_of_positions`, which takes
-    some 15 seconds for all molecules. The trace is exact, and so are the eigenvalues. The directions of the axes are
-    inferred, and for about one molecule in twelve they are likely to be wrong; those are the molecules where it makes
-    little difference. The error that this leaves is estimated at 0.06 bohr³ an entry, averaged over all molecules (the
-    anisotropic part has a typical norm of 22 bohr³): no network can be shown to be better than that.
+    rotated a molecule to, and are rotated back first by :func:`~.orientation.in_frame_of_positions`, in some 15 seconds
+    for all molecules. The trace and the eigenvalues are exact. The directions of the axes are inferred, and for about
+    one molecule in twelve, where it makes little difference, they are likely to be wrong. The error that this leaves is
+    estimated at 0.06 bohr³ an entry, averaged over all molecules (the anisotropic part has a typical norm of 22 bohr³):
+    no network can be shown to be better than that.
 
     Args:
         targets: names of targets, by default all twelve, or ``["polarizability"]`` alone.
@@ -287,8 +250,8 @@ class QM9(PublishedData, PointClouds):
             ``std`` is the root of the mean square of all entries of what is left.
         folder, limit_train, limit_valid, limit_test, download: see
             :class:`~escnn_attention.training.data.base.PublishedData`.
-        **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
-            The published augmentation is ``rotate_train`` with ``translate_train`` 0.5.
+        **options: of :class:`~.base.PointClouds`. The published augmentation is ``rotate_train`` with
+            ``translate_train`` 0.5.
 
     Attributes:
         units: of each target.
@@ -309,24 +272,18 @@ class QM9(PublishedData, PointClouds):
     files = FILE
 
     def __init__(
-        self,
-        folder: Path | None = None,
-        targets: Sequence[str] | None = None,
-        standardise: bool = True,
-        **options: Any,
+        self, folder: Path | None = None, targets: Sequence[str] | None = None, standardise: bool = True, **options: Any
     ) -> None:
         super().__init__(folder, **options)
         names = tuple(TARGETS) if targets is None else (targets,) if isinstance(targets, str) else tuple(targets)
-        unknown = [name for name in names if name not in TARGETS]
-        if not names or len(set(names)) < len(names) or (unknown and names != (TENSOR,)):
+        if not names or len(set(names)) < len(names) or not (names == (TENSOR,) or TARGETS.keys() >= set(names)):
             raise UserError(
                 f"targets: got {list(names)}, needed different ones of {', '.join(TARGETS)}, or {TENSOR} alone"
             )
-        self.targets = names
+        self.targets, self.standardise = names, standardise
         self.is_tensor = names == (TENSOR,)
         self.units = ("bohr³",) if self.is_tensor else tuple(TARGETS[name].unit for name in names)
         self.mover = functools.partial(move, target_order=2 if self.is_tensor else 0)
-        self.standardise = standardise
         self.mean: Tensor | None = None
         self.std: Tensor | None = None
 
@@ -347,33 +304,20 @@ class QM9(PublishedData, PointClouds):
                 f"{folder / FILE}: {count} molecules, of which {_NUM_TRAIN} train and {_NUM_VALID} validate: too few"
             )
         order = np.random.RandomState(_SPLIT_SEED).permutation(count)
-        chosen = {
-            "train": order[:_NUM_TRAIN],
-            "valid": order[_NUM_TRAIN : _NUM_TRAIN + _NUM_VALID],
-            "test": order[_NUM_TRAIN + _NUM_VALID :],
-        }
-        chosen = {part: numbers[: self.limits[part]] for part, numbers in chosen.items()}
+        split = dict(zip(PARTS, np.split(order, [_NUM_TRAIN, _NUM_TRAIN + _NUM_VALID]), strict=True))
         # Of the training molecules, whatever parts are wanted: their mean and standard deviation are.
-        wanted = {part: chosen[part] for part in dict.fromkeys(["train", *parts])}
-        values = self._values(molecules, wanted)
+        chosen = {part: split[part][: self.limits[part]] for part in dict.fromkeys(["train", *parts])}
+        every = np.concatenate(list(chosen.values()))
+        if molecules.tensors is None:
+            targets = in_units(molecules, self.targets, every)
+        else:
+            targets = in_frame_of_positions(*molecules[:3], molecules.tensors, every)
+        ends = np.cumsum([len(numbers) for numbers in chosen.values()])
+        values = dict(zip(chosen, np.split(targets, ends[:-1]), strict=True))
         self._standardise(values["train"])
         return {part: self._source(molecules, chosen[part], values[part]) for part in parts}
 
-    def _values(
-        self, molecules: Molecules, chosen: Mapping[str, npt.NDArray[np.int64]]
-    ) -> dict[str, npt.NDArray[np.float64]]:
-        """The targets of each part, in their units."""
-        every = np.concatenate(list(chosen.values()))
-        if molecules.tensors is None:
-            values = in_units(molecules, self.targets, every)
-        else:
-            values = in_frame_of_positions(
-                molecules.sizes, molecules.charges, molecules.positions, molecules.tensors, every
-            )
-        ends = np.cumsum([len(numbers) for numbers in chosen.values()])
-        return dict(zip(chosen, np.split(values, ends[:-1]), strict=True))
-
-    def _standardise(self, values: npt.NDArray[np.float64]) -> None:
+    def _standardise(self, values: Array) -> None:
         """Set the mean and the standard deviation to those of ``values``."""
         found = torch.from_numpy(values)
         if not self.standardise:
@@ -388,9 +332,7 @@ class QM9(PublishedData, PointClouds):
         self.mean, self.std = mean.float(), std.float()
         self._exact = mean.double(), std.double()
 
-    def _source(
-        self, molecules: Molecules, chosen: npt.NDArray[np.int64], values: npt.NDArray[np.float64]
-    ) -> CloudsInMemory:
+    def _source(self, molecules: Molecules, chosen: Integers, values: Array) -> CloudsInMemory:
         sizes, kinds = torch.from_numpy(molecules.sizes), torch.from_numpy(_KIND[molecules.charges].astype(np.uint8))
         found = CloudsInMemory(sizes, torch.from_numpy(molecules.positions), kinds, sizes).take(chosen)
         mean, std = self._exact
@@ -403,7 +345,7 @@ class QM9(PublishedData, PointClouds):
         )
 
 
-def in_units(molecules: Molecules, targets: Iterable[str], chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def in_units(molecules: Molecules, targets: Iterable[str], chosen: Integers) -> Array:
     """Targets (len(chosen), T) of molecules, in the units of :data:`TARGETS`, less what their atoms have."""
     owners = np.repeat(np.arange(len(molecules.sizes)), molecules.sizes)
     pairs = owners * len(ELEMENTS) + _KIND[molecules.charges]

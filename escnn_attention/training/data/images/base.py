@@ -50,8 +50,7 @@ def flip_and_crop(images: Tensor, flips: Tensor, corners: Tensor, padding: int) 
 def random_rotations(count: int, degrees: float, seed: int, white: int = 255) -> RandomChange:
     """Rotate images about their centre, each by an angle that is uniform between 0 and ``degrees``, counterclockwise.
 
-    Pixels are interpolated by cubic polynomials and held between black and ``white``; by multiples of 90° they only
-    move. What comes in from outside is black (0 before normalisation).
+    Pixels are interpolated by :func:`rotate_images` and held between black and ``white``.
     """
     change = functools.partial(_rotated_and_held, white=white)
     return RandomChange(change, functools.partial(_angles, count, degrees), seed, _ROTATIONS)
@@ -68,7 +67,7 @@ def _rotated_and_held(images: Tensor, angles: Tensor, white: int) -> Tensor:
 def rotate_images(images: Tensor, angles: Tensor, mode: str = "bicubic") -> Tensor:
     """Images (B, C, H, W) rotated about their centre counterclockwise by ``angles`` (B,) in radians; bytes in float32.
 
-    Around them there is nothing but zeros; ``mode`` is that of PyTorch's ``grid_sample``.
+    They are interpolated by PyTorch's ``grid_sample`` in a ``mode``, with zeros around them.
     """
     height, width = images.shape[-2:]
     cos, sin = angles.cos(), angles.sin()
@@ -83,10 +82,9 @@ def rotate_images(images: Tensor, angles: Tensor, mode: str = "bicubic") -> Tens
 def image_batches(
     source: Source, mean: Sequence[float], std: Sequence[float], augment: Sequence[Augmentation] = (), white: int = 255
 ) -> Batches:
-    """Batches of images (B, C, H, W) float32, normalised, and labels (B,) int64 or None.
+    """Batches of images (B, C, H, W) float32, normalised after the changes ``augment``, and labels (B,) int64 or None.
 
-    ``mean`` and ``std`` are one number a channel, in units of ``white``; training images are changed by ``augment``
-    before.
+    ``mean`` and ``std`` are one number a channel, in units of ``white``.
     """
     scale = tuple(torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
     return Batches(source, functools.partial(_prepared, tuple(augment), white, scale))
@@ -109,17 +107,16 @@ class PublishedImages(PublishedData, ABC):
     are kept as bytes.
 
     Args:
-        folder, options: see :class:`~escnn_attention.training.data.base.PublishedData`.
-        mean, std: by which the images are normalised; by default those of the data set.
+        folder, **options: of :class:`~escnn_attention.training.data.base.PublishedData`.
+        mean, std: by which the images are normalised: of pixels between 0 and 1, channel by channel; by default those
+            of the data set.
         rotate_train: rotate each training image about its centre, in each epoch by another angle between 0 and this
-            many degrees. 360 gives all rotations; 360/N does for a network that rotations by 360°/N do not change, of
-            which the others are the complement.
+            many degrees. 360 gives all rotations; 360/N suffices for a network that rotations by 360°/N do not change.
 
     Attributes:
         in_channels: C.
         num_classes: the labels run from 0 to ``num_classes`` − 1.
         size: H = W.
-        mean, std: by which the images are normalised: of pixels between 0 and 1, channel by channel.
 
     Raises:
         UserError: as :class:`~escnn_attention.training.data.base.PublishedData` raises.
@@ -147,9 +144,8 @@ class PublishedImages(PublishedData, ABC):
         super().__init__(folder, **options)
         self.rotate_train = rotate_train
         in_range(0, 360, rotate_train=rotate_train)
-        for name, values in (("mean", mean), ("std", std)):
-            if values is None:
-                continue
+        given = {name: values for name, values in (("mean", mean), ("std", std)) if values is not None}
+        for name, values in given.items():
             if len(values) != self.in_channels:
                 raise UserError(f"{name}: got {len(values)} numbers, needed one for each channel, {self.in_channels}")
             setattr(self, name, tuple(values))

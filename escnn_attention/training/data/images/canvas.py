@@ -36,8 +36,7 @@ class DigitCanvas(PublishedImages):
             for in ``folder``, and whose middle 22×22 pixels are shrunk with antialiasing.
         num_train, num_valid, num_test: the numbers of canvases.
         rotate_test: whether each test canvas is rotated about its centre by an angle of its own.
-        options: those of :class:`~.base.PublishedImages`, such as ``folder`` and ``batch_size``. ``rotate_train`` is
-            not among them: it would not rotate the classes.
+        **options: of :class:`~.base.PublishedImages` but ``rotate_train``, which would not rotate the classes.
 
     Raises:
         UserError: an unknown source, ``rotate_train``, or as :class:`~.base.PublishedImages` raises.
@@ -45,10 +44,7 @@ class DigitCanvas(PublishedImages):
     In a configuration file::
 
         task: segmentation
-        data:
-          class_path: escnn_attention.training.DigitCanvas
-          init_args:
-            batch_size: 16
+        data: {class_path: escnn_attention.training.DigitCanvas, init_args: {batch_size: 16}}
 
     >>> data = DigitCanvas(num_train=16, batch_size=8)
     >>> data.setup("fit")

@@ -40,8 +40,7 @@ class CIFAR10(PublishedImages):
     """CIFAR-10: 32×32 colour photographs of ten kinds of things.
 
     40,000 images to train, 10,000 to validate, 10,000 to test: the last of the five published training files validates,
-    as in the paper on stand-alone group attention. With ``full_train`` all 50,000 train and the test images validate,
-    as in its published code; a network that is then chosen by its validation accuracy is chosen by the test images.
+    as in the paper on stand-alone group attention.
 
     Looks in the folder for the published binary archive ``cifar-10-binary.tar.gz``, which is read packed, then for
     ``cifar10_jpeg.npz``, the images as JPEG files. JPEG loses some detail: accuracies are a little below those on the
@@ -52,9 +51,9 @@ class CIFAR10(PublishedImages):
     Args:
         augment: mirror training images left to right with probability 1/2, and cut them out of the image with a black
             frame of 4 pixels at a random place; another time for each epoch.
-        full_train: train on all 50,000 training images and validate on the test images.
-        folder: the folder to look in, and to download into.
-        **options: of :class:`~.base.PublishedImages`, such as ``batch_size`` and ``rotate_train``.
+        full_train: train on all 50,000 training images and validate on the test images, as in the paper's published
+            code; a network that is then chosen by its validation accuracy is chosen by the test images.
+        folder, **options: of :class:`~.base.PublishedImages`, such as ``batch_size`` and ``rotate_train``.
 
     Source: Krizhevsky, *Learning multiple layers of features from tiny images*, 2009.
 
@@ -71,15 +70,10 @@ class CIFAR10(PublishedImages):
     files = f"{ARCHIVE} or {JPEG}"
 
     def __init__(
-        self,
-        folder: Path | None = None,
-        augment: bool = False,
-        full_train: bool = False,
-        **options: Any,
+        self, folder: Path | None = None, augment: bool = False, full_train: bool = False, **options: Any
     ) -> None:
         super().__init__(folder, **options)
-        self.augment = augment
-        self.full_train = full_train
+        self.augment, self.full_train = augment, full_train
 
     def _augmentations(self, count: int) -> list[Augmentation]:
         own: list[Augmentation] = [random_crops(count, _PADDING, self.seed)] if self.augment else []
@@ -102,8 +96,7 @@ class CIFAR10(PublishedImages):
         return {"train": _TRAIN[:-1], "valid": _TRAIN[-1:], "test": _TEST}[part]
 
     def _read_jpeg(self, path: Path, part: str, limit: int | None) -> InMemory:
-        if self.full_train and part == "valid":
-            part = "test"
+        part = "test" if self.full_train and part == "valid" else part
         held_out = 0 if self.full_train else _PER_FILE
         file = "test" if part == "test" else "train"
         with npz_file(path) as arrays:
@@ -150,7 +143,7 @@ def _in_memory(files: list[npt.NDArray[np.uint8]]) -> InMemory:
 
 
 def _check_offsets(
-    path: Path, name: str, offsets: npt.NDArray[np.generic], count: int, stream: npt.NDArray[np.generic]
+    path: Path, name: str, offsets: npt.NDArray[Any], count: int, stream: npt.NDArray[Any]
 ) -> npt.NDArray[np.int64]:
     """Offsets, as int64: they must be ``count`` + 1 integers that grow from 0 to the length of ``stream``, bytes."""
     if stream.dtype != np.uint8 or stream.ndim != 1:

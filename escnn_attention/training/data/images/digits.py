@@ -17,7 +17,6 @@ from escnn_attention.training.data.images.base import PublishedImages
 SIZE = 8
 """The side of the images as they are published."""
 
-
 _SPLIT_SEED = 0  # the split is part of the data set: it does not change with the seed of a run
 
 
@@ -30,7 +29,7 @@ class Digits(PublishedImages):
     Args:
         size: the side of the images in pixels, 8 or more: of the cubic spline through the published pixels, 256 grey
             levels where it is more. A rotation by an angle that does not keep the pixels loses less on a finer grid.
-        options: those of :class:`~.base.PublishedImages`.
+        **options: of :class:`~.base.PublishedImages`.
 
     Raises:
         UserError: ``size`` is less than 8, or as :class:`~.base.PublishedImages` raises.
@@ -66,12 +65,8 @@ class Digits(PublishedImages):
         return Path()  # nothing is looked for in it
 
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, InMemory]:
-        content = read(self.size)
-        return {
-            part: InMemory(torch.from_numpy(images)[:, None], torch.from_numpy(labels))
-            for part, (images, labels) in content.items()
-            if part in parts
-        }
+        content = {part: map(torch.from_numpy, arrays) for part, arrays in read(self.size).items() if part in parts}
+        return {part: InMemory(images[:, None], labels) for part, (images, labels) in content.items()}
 
 
 def white(size: int) -> int:
@@ -88,9 +83,7 @@ def read(size: int = SIZE) -> dict[str, tuple[npt.NDArray[np.uint8], npt.NDArray
     images, labels = _sampled(bunch.images, size), bunch.target.astype(np.int64)
     rest, test = train_test_split(np.arange(len(labels)), test_size=600, stratify=labels, random_state=_SPLIT_SEED)
     train, valid = train_test_split(rest, test_size=197, stratify=labels[rest], random_state=_SPLIT_SEED)
-    return {
-        part: (images[chosen], labels[chosen]) for part, chosen in (("train", train), ("valid", valid), ("test", test))
-    }
+    return {part: (images[at], labels[at]) for part, at in (("train", train), ("valid", valid), ("test", test))}
 
 
 def _sampled(images: npt.NDArray[np.float64], size: int) -> npt.NDArray[np.uint8]:

@@ -40,8 +40,7 @@ class OwnImages(pl.LightningDataModule):
 
     def __init__(self, path: str | Path, trained_on: PublishedImages) -> None:
         super().__init__()
-        self.path = Path(path)
-        self.trained_on = trained_on
+        self.path, self.trained_on = Path(path), trained_on
         self.names: list[str] | None = None
 
     def setup(self, stage: str | None = None) -> None:
@@ -102,19 +101,16 @@ class OwnImages(pl.LightningDataModule):
         if "images" not in content:
             raise UserError(f"--images: {self.path} has no array `images`")
         images, data = content["images"], self.trained_on
-        shape = (data.in_channels, data.size, data.size)
         if images.ndim == 3 and data.in_channels == 1:
             images = images[:, None]
-        if images.ndim != 4 or images.shape[1:] != shape or not len(images):
-            needed = f"(N, {', '.join(map(str, shape))})"
+        if images.shape[1:] != (data.in_channels, data.size, data.size) or not len(images):
+            needed = f"(N, {data.in_channels}, {data.size}, {data.size})"
             raise UserError(f"--images: {self.path} has images {content['images'].shape}, needed {needed}")
         floating = np.issubdtype(images.dtype, np.floating)
         if images.dtype != np.uint8 and not (floating and images.min() >= 0 and images.max() <= 1):
             what = f"from {images.min():g} to {images.max():g}" if floating else f"of {images.dtype}"
-            raise UserError(
-                f"--images: {self.path} has images {what}, needed uint8 from 0 to 255 or floating-point numbers from 0"
-                " to 1"
-            )
+            needed = "uint8 from 0 to 255 or floating-point numbers from 0 to 1"
+            raise UserError(f"--images: {self.path} has images {what}, needed {needed}")
         pixels = torch.from_numpy(images.astype(np.float32) if floating else images)
         return InMemory(pixels, self._checked(content.get("labels"), len(images)))
 

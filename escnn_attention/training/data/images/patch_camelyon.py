@@ -35,11 +35,11 @@ _SIZE = 96
 class PatchCamelyon(PublishedImages):
     """PatchCamelyon: 96×96 colour patches of lymph node sections; 1 where the centre holds tumour tissue, else 0.
 
-    262,144 images to train, 32,768 to validate, 32,768 to test, as published. Looks for
-    ``camelyonpatch_level_2_split_train_x.h5``, ``…_train_y.h5`` and likewise ``valid`` and ``test`` in the folder and
-    in its ``pcam``; where there is only the packed file (.h5.gz), it is unpacked beside it, and what is not there at
-    all is downloaded, verified and unpacked: 8 GB to download, 9 GB on the disk. The images stay in the files and are
-    read batch by batch. Normalised with mean (0.701, 0.538, 0.692) and standard deviation (0.235, 0.277, 0.213).
+    262,144 images to train, 32,768 to validate, 32,768 to test, as published. Looks in the folder and in its ``pcam``
+    for ``camelyonpatch_level_2_split_{train,valid,test}_{x,y}.h5``; where there is only the packed file (.h5.gz), it is
+    unpacked beside it, and what is not there at all is downloaded, verified and unpacked: 8 GB to download, 9 GB on the
+    disk. The images stay in the files and are read batch by batch. Normalised with mean (0.701, 0.538, 0.692) and
+    standard deviation (0.235, 0.277, 0.213).
 
     The arguments are those of :class:`~.base.PublishedImages`.
 
@@ -59,17 +59,13 @@ class PatchCamelyon(PublishedImages):
 
     def _prepare_folder(self, folder: Path) -> None:
         for name, md5 in MD5.items():
-            if _find(folder, name) is None:
-                packed = _find(folder, name, ".gz") or folder / _file(name, ".gz")
+            if not _find(folder, name).is_file():
+                packed = _find(folder, name, ".gz")
                 file = Published(packed.name, URL.format(packed.name), md5)
                 make_from_downloads(packed.with_suffix(""), [file], _unpack, allowed=self.download)
 
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImagesInFile]:
-        files = {
-            part: [_find(folder, f"{part}_{kind}") or folder / _file(f"{part}_{kind}") for kind in "xy"]
-            for part in parts
-        }
-        return {part: ImagesInFile(*pair) for part, pair in files.items()}
+        return {part: ImagesInFile(*(_find(folder, f"{part}_{kind}") for kind in "xy")) for part in parts}
 
 
 class ImagesInFile:
@@ -84,9 +80,8 @@ class ImagesInFile:
         with readable(images), h5py.File(images) as file:
             found = file["x"]
             if found.dtype != np.uint8 or found.shape[1:] != (_SIZE, _SIZE, 3):
-                raise UserError(
-                    f"{images}: x must be uint8 (N, {_SIZE}, {_SIZE}, 3), found {found.dtype} {found.shape}"
-                )
+                kind = f"{found.dtype} {found.shape}"
+                raise UserError(f"{images}: x must be uint8 (N, {_SIZE}, {_SIZE}, 3), found {kind}")
             count = len(found)
         with readable(labels), h5py.File(labels) as file:
             values = file["y"][()]
@@ -116,13 +111,10 @@ class ImagesInFile:
         return self._opened[1]
 
 
-def _file(name: str, ending: str = "") -> str:
-    return f"camelyonpatch_level_2_split_{name}.h5{ending}"
-
-
-def _find(folder: Path, name: str, ending: str = "") -> Path | None:
-    paths = [place / _file(name, ending) for place in (folder, folder / "pcam")]
-    return next((path for path in paths if path.is_file()), None)
+def _find(folder: Path, name: str, ending: str = "") -> Path:
+    """The file in ``folder`` or in its ``pcam``; in ``folder`` where it is in neither."""
+    paths = [place / f"camelyonpatch_level_2_split_{name}.h5{ending}" for place in (folder, folder / "pcam")]
+    return next((path for path in paths if path.is_file()), paths[0])
 
 
 def _unpack(file: IO[bytes], packed: Path) -> None:
