@@ -7,7 +7,7 @@ import copy
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -40,96 +40,74 @@ _MOST_IMAGES = 2**31 - 1
 """Without a bound PyTorch 2.7 asks whether there are as many as its slices have for an end, and stops."""
 
 
-class ImageSubject:
-    """A classifier of images ``(channels, *space)`` that is written to a file, with the names of inputs and output."""
+class Subject(NamedTuple):
+    """A network that is written to a file.
 
-    inputs = ("images",)
-    output = "logits"
+    Attributes:
+        plain: the network as a module of the inputs, without escnn, in float32.
+        inputs, output: the names of these.
+        things: the inputs of which the file takes any number.
+        shapes: the axes of the inputs whose size is free.
+        trials: inputs of several sizes, the first of them to write the file by.
+        equivariance: from the function in the file and a tolerance to its equivariance; None without a group.
+    """
 
-    def __init__(self, network: torch.nn.Module, shape: tuple[int, ...]):
-        self.network: Any = network
-        self.shape = shape
+    plain: torch.nn.Module
+    inputs: tuple[str, ...]
+    output: str
+    things: str
+    shapes: tuple[dict[int, Any], ...]
+    trials: Sequence[tuple[Tensor, ...]]
+    equivariance: Callable[[Run, float], EquivarianceReport | None]
 
-    def things(self) -> str:
-        """The things of which the file takes any number."""
-        return f"images {'×'.join(map(str, self.shape))}"
 
-    def plain(self) -> torch.nn.Module:
-        """The network as a module of the inputs, without escnn, in float32."""
-        network = self.network
-        plain = network.export() if hasattr(network, "export") else copy.deepcopy(network).eval()
-        return cast(torch.nn.Module, plain.float())
+def subject_of_images(network: Any, shape: tuple[int, ...]) -> Subject:
+    """A classifier of images ``(channels, *space)``."""
 
-    def shapes(self) -> tuple[dict[int, Any], ...]:
-        """The axes of the inputs whose size is free."""
-        return ({0: Dim("batch", max=_MOST_IMAGES)},)
-
-    def trials(self) -> Iterator[tuple[Tensor, ...]]:
-        """Inputs of several sizes, the first of them to write the file by."""
-        for number in (2, 1, 3):
-            yield (torch.randn(number, *self.shape, generator=torch.Generator().manual_seed(number)),)
-
-    def equivariance(self, run: Run, tolerance: float) -> EquivarianceReport | None:
-        """The equivariance of the file; None for a network without a group."""
-        network = self.network
+    def equivariance(run: Run, tolerance: float) -> EquivarianceReport | None:
         if getattr(network, "in_type", None) is None:
             return None
         logits = InvariantLogits(_ImagesInFile(run), network.in_type, network.num_classes)
-        return equivariance_report(logits, (2, *self.shape), layers=False, tolerance=tolerance)
+        return equivariance_report(logits, (2, *shape), layers=False, tolerance=tolerance)
+
+    plain = network.export() if hasattr(network, "export") else copy.deepcopy(network).eval()
+    things, free = f"images {'×'.join(map(str, shape))}", {0: Dim("batch", max=_MOST_IMAGES)}
+    trials = [(torch.randn(count, *shape, generator=torch.Generator().manual_seed(count)),) for count in (2, 1, 3)]
+    return Subject(plain.float(), ("images",), "logits", things, (free,), trials, equivariance)
 
 
-class CloudSubject:
-    """A network of points that is written to a file, with the attributes and methods of :class:`ImageSubject`.
+def subject_of_clouds(network: CloudNetwork) -> Subject:
+    """A network of points, all clouds end to end, with the number of the cloud of each, and features of pairs if any.
 
-    The file takes the points of all clouds end to end, with the number of the cloud of each, and the features of pairs
-    of points if the network takes some.
+    Random clouds are about as large as what points see of each other.
     """
+    dim, channels = network.gspace.dimensionality, network.in_type.size
+    edge_dim: int | None = getattr(network.blocks[0], "edge_dim", None)
+    rules = (getattr(module, "neighbourhood", None) for module in network.modules())
+    scale = min((rule.length for rule in rules if rule is not None), default=1.0)
 
-    output = "output"
+    def drawn(*sizes: int) -> tuple[Tensor, ...]:
+        generator, number = torch.Generator().manual_seed(len(sizes)), sum(sizes)
+        features = torch.randn(number, channels, generator=generator)
+        coords = scale * torch.randn(number, dim, generator=generator)
+        batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        if edge_dim is None:
+            return features, coords, batch
+        pairs = len(sizes), max(sizes), max(sizes), edge_dim
+        return features, coords, batch, torch.randn(pairs, generator=generator)
 
-    def __init__(self, network: CloudNetwork):
-        self.network = network
-        self.edge_dim: int | None = getattr(network.blocks[0], "edge_dim", None)
-        self.inputs = ("features", "coords", "batch", *(() if self.edge_dim is None else ("edge_attr",)))
+    trials = [drawn(4, 3), drawn(5), drawn(1, 6, 2)]
 
-    def things(self) -> str:
-        network = self.network
-        return f"points in {network.gspace.dimensionality} dimensions with {network.in_type.size} features"
-
-    def plain(self) -> torch.nn.Module:
-        return _OfInputs(self.network.export().float())
-
-    def shapes(self) -> tuple[dict[int, Any], ...]:
-        first = {0: Dim.AUTO}
-        of_pairs = dict.fromkeys(range(3), Dim.AUTO)
-        return (first, first, first, *(() if self.edge_dim is None else (of_pairs,)))
-
-    def trials(self) -> Iterator[tuple[Tensor, ...]]:
-        for sizes in ((4, 3), (5,), (1, 6, 2)):
-            yield self._drawn(torch.tensor(sizes))
-
-    def _drawn(self, sizes: Tensor) -> tuple[Tensor, ...]:
-        """Random clouds of so many points, about as large as what points see of each other."""
-        generator, number = torch.Generator().manual_seed(len(sizes)), int(sizes.sum())
-        rules = (getattr(module, "neighbourhood", None) for module in self.network.modules())
-        scale = min((rule.length for rule in rules if rule is not None), default=1.0)
-        features = torch.randn(number, self.network.in_type.size, generator=generator)
-        coords = scale * torch.randn(number, self.network.gspace.dimensionality, generator=generator)
-        found = [features, coords, torch.arange(len(sizes)).repeat_interleave(sizes)]
-        if self.edge_dim is not None:
-            most = int(sizes.max())
-            found.append(torch.randn(len(sizes), most, most, self.edge_dim, generator=generator))
-        return tuple(found)
-
-    def equivariance(self, run: Run, tolerance: float) -> EquivarianceReport | None:
-        first, coords, *others = next(self.trials())
-        file = _CloudsInFile(run, self.network, others)
-        shape = tuple(first.shape)
+    def equivariance(run: Run, tolerance: float) -> EquivarianceReport | None:
+        first, coords, *others = trials[0]
+        file, shape = _CloudsInFile(run, network, others), tuple(first.shape)
         return equivariance_report(file, shape, layers=False, tolerance=tolerance, coords=coords.double())
 
-
-Subject = ImageSubject | CloudSubject
-"""A network that is written to a file."""
+    count = len(trials[0])
+    inputs = ("features", "coords", "batch", "edge_attr")[:count]
+    shapes = (*3 * [{0: Dim.AUTO}], dict.fromkeys(range(3), Dim.AUTO))[:count]
+    things = f"points in {dim} dimensions with {channels} features"
+    return Subject(_OfInputs(network.export().float()), inputs, "output", things, shapes, trials, equivariance)
 
 
 class _OfInputs(torch.nn.Module):
@@ -179,20 +157,20 @@ class _CloudsInFile(EquivariantModule):
         return (input_shape[0], self.out_type.size)
 
 
-def subject_of(network: torch.nn.Module, source: str | Path, size: int | None, data: Any) -> Subject:
-    """The subject of a network from ``source``, with images of ``size``, by default of that in the ``data``."""
+def _subject_of(network: torch.nn.Module, source: str | Path, size: int | None, data: Any) -> Subject:
+    """A network from ``source``, with images of ``size``, by default of that in the ``data``."""
     if isinstance(network, HamiltonianNetwork):
         raise UserError(
             f"{source}: a HamiltonianNetwork takes gradients while it runs, which no file does; its energy is"
             " network.potential, which has an export()"
         )
     if not isinstance(network, CloudNetwork):
-        return ImageSubject(network, _image_shape(network, source, size_of_data(data) if size is None else size))
+        return subject_of_images(network, _image_shape(network, source, size_of_data(data) if size is None else size))
     if size is not None:
         raise UserError(f"--size: got {size}, and {type(network).__name__} is a network of points; leave it out")
     if reason := why_no_loops():
         raise UserError(f"{source}: {type(network).__name__} is a network of points; {reason}")
-    return CloudSubject(network)
+    return subject_of_clouds(network)
 
 
 def _image_shape(network: torch.nn.Module, source: str | Path, size: int | None) -> tuple[int, ...]:
@@ -217,7 +195,7 @@ def size_of_data(description: Any) -> int | None:
     if package.partition(".data")[0] != training.__name__ or name not in training.__all__:
         return None
     size = getattr(getattr(training, name), "size", None)
-    if size is not None:
+    if isinstance(size, int):
         size = (description.get("init_args") or {}).get("size", size)  # of images that can be had in several
     return size if isinstance(size, int) else None
 
@@ -288,10 +266,9 @@ def export_network(
         replace: whether a file that is there may be replaced.
 
     Raises:
-        UserError: no trained network, another suffix, a version of the operators that there is not, packages that are
-            missing, no compiler for ``compiled``, a file that is there already, no folder for it, no size of images, a
-            network neither of images nor of points, one of points and a PyTorch before 2.13, or outputs that are not
-            those of it.
+        UserError: no trained network of images or of points, another suffix, a version of the operators that there is
+            not, packages, a compiler or a folder that are missing, a file that is there already, no size of images, a
+            network of points and a PyTorch before 2.13, or outputs that are not those of the network.
 
     Example:
         >>> from escnn_attention.training.errors import UserError
@@ -305,14 +282,13 @@ def export_network(
     path = Path(file)
     kind = _checked_kind(path, opset, compiled, replace)
     subject = _subject(source, size)
-    plain = subject.plain()
-    content = _written(kind, subject, plain, opset or DEFAULT_OPSET)
+    content = _written(kind, subject, opset or DEFAULT_OPSET)
     try:
         run = _loaded(kind, subject, content)
     except Exception as caught:  # onnxruntime has many
         first, *_ = str(caught).splitlines() or [type(caught).__name__]
         raise UserError(f"{path}: it cannot be read again, and is not written: {first}") from caught
-    error = _largest_error(run, plain, subject)
+    error = _largest_error(run, subject)
     if not error <= _TOLERANCE:
         raise UserError(
             f"{path}: its outputs are off by {error:.1e} of the largest, more than {_TOLERANCE:.0e}: it is not written"
@@ -320,7 +296,7 @@ def export_network(
     report = subject.equivariance(run, _TOLERANCE)
     with as_user_error(), atomic_file(path) as stream:
         stream.write(content)
-    return Exported(path, len(content), subject.things(), subject.inputs, error, report)
+    return Exported(path, len(content), subject.things, subject.inputs, error, report)
 
 
 def _subject(source: str | Path, size: int | None) -> Subject:
@@ -329,17 +305,17 @@ def _subject(source: str | Path, size: int | None) -> Subject:
     if (path / CONFIGURATION).is_file() or (not path.exists() and str(source) in names):
         with as_user_error(OSError, ImportError, TypeError, ValueError):
             data = recipe(str(source))["data"] if recipe_file(str(source)).is_file() else None
-            return subject_of(from_pretrained(str(source)), source, size, data)
+            network = from_pretrained(str(source))
+        return _subject_of(network, source, size, data)
     try:
         checkpoint = checkpoint_of(path)
     except UserError as error:
         if path.exists():
             raise
-        raise UserError(
-            f"RUN_OR_NAME: got {source}, needed a folder, a checkpoint, or one of {', '.join(names)}"
-        ) from error
+        needed = f"a folder, a checkpoint, or one of {', '.join(names)}"
+        raise UserError(f"RUN_OR_NAME: got {source}, needed {needed}") from error
     network, trained = load_network(path), provenance_of(read_checkpoint(checkpoint))
-    return subject_of(network, checkpoint, size, trained["configuration"].get("data") if trained else None)
+    return _subject_of(network, checkpoint, size, trained["configuration"].get("data") if trained else None)
 
 
 def _checked_kind(path: Path, opset: int | None, compiled: bool, replace: bool) -> str:
@@ -372,14 +348,14 @@ def _checked_kind(path: Path, opset: int | None, compiled: bool, replace: bool) 
     return "compiled"
 
 
-def _written(kind: str, subject: Subject, plain: torch.nn.Module, opset: int) -> bytes:
+def _written(kind: str, subject: Subject, opset: int) -> bytes:
     """The content of a file."""
     with _quietly(), tempfile.TemporaryDirectory(prefix="escnn_attention") as folder:
-        file, example = Path(folder, "network.pt2"), next(subject.trials())
+        file, example = Path(folder, "network.pt2"), subject.trials[0]
         if kind == "compiled":
-            return compile_package(plain, example, file, dynamic_shapes=subject.shapes()).read_bytes()
+            return compile_package(subject.plain, example, file, dynamic_shapes=subject.shapes).read_bytes()
         # As newer versions of PyTorch do by default: trace the network instead of reading its code.
-        program = torch.export.export(plain, example, dynamic_shapes=subject.shapes(), strict=False)
+        program = torch.export.export(subject.plain, example, dynamic_shapes=subject.shapes, strict=False)
         if kind == ".pt2":
             torch.export.save(program, file)
             return file.read_bytes()
@@ -421,11 +397,11 @@ def _quietly() -> Iterator[None]:
 
 
 @torch.no_grad()
-def _largest_error(run: Run, plain: torch.nn.Module, subject: Subject) -> float:
+def _largest_error(run: Run, subject: Subject) -> float:
     """The largest difference between the outputs of a file and of a network, relative to the largest output."""
     worst = 0.0
-    for inputs in subject.trials():
-        expected = plain(*inputs)
+    for inputs in subject.trials:
+        expected = subject.plain(*inputs)
         difference = (run(*inputs) - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
         worst = max(worst, float(difference.nan_to_num(torch.inf)))
     return worst

@@ -25,7 +25,7 @@ from escnn_attention.models import (
 from escnn_attention.training.cli import app
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import export
-from escnn_attention.training.experiment.export import CloudSubject, export_network, size_of_data
+from escnn_attention.training.experiment.export import export_network, size_of_data, subject_of_clouds
 from tests.packages import NEEDS_LOOPS
 from tests.training.experiment.runs import SHORT, files
 
@@ -35,8 +35,7 @@ pytest.importorskip("jsonargparse")
 def test_clouds_are_as_large_as_neighbourhoods():
     def spread(**attention):
         network = PointTransformer(gspaces.rot2dOnR2(2), 2, 1, fields=1, num_blocks=1, num_heads=1, attention=attention)
-        subject = CloudSubject(network)
-        return [float(coords.std()) for _, coords, *_ in subject.trials()]
+        return [float(coords.std()) for _, coords, *_ in subject_of_clouds(network).trials]
 
     assert spread(radius=100.0) == pytest.approx([100 * x for x in spread()])
     assert spread(num_neighbours=2) == spread()
@@ -73,7 +72,7 @@ def as_modules(monkeypatch):
     """Files that hold what is exported as it is: what takes long is to write it down."""
     written = []
 
-    monkeypatch.setattr(export, "_written", lambda _, subject, plain, opset: written.append(plain) or b"content")
+    monkeypatch.setattr(export, "_written", lambda _, subject, opset: written.append(subject.plain) or b"content")
     monkeypatch.setattr(export, "_loaded", lambda *_: written[-1])
     return written
 
