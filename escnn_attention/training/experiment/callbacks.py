@@ -40,13 +40,9 @@ class EpochHistory(pl.Callback):
     """
 
     def __init__(self, path: Path, measure: str = "valid_accuracy") -> None:
-        self.path = path
-        self.measure = measure
+        self.path, self.measure = path, measure
         self.rows: list[dict[str, Any]] = []
-        self._started = 0.0
-        self._seconds = 0.0
-        self._validated = False
-        self._memory_before = self._memory_peak = 0
+        self._seconds, self._validated = 0.0, False
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows}
@@ -82,8 +78,8 @@ class EpochHistory(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         row: dict[str, Any] = {"epoch": trainer.current_epoch + 1}
-        for name, is_new in (("train_loss", True), ("valid_loss", self._validated), (self.measure, self._validated)):
-            measured = trainer.callback_metrics.get(name) if is_new else None
+        for name in ("train_loss", "valid_loss", self.measure):
+            measured = trainer.callback_metrics.get(name) if name == "train_loss" or self._validated else None
             row[name] = None if measured is None else float(measured)
         row["learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
         row["seconds"] = self._seconds
@@ -91,8 +87,7 @@ class EpochHistory(pl.Callback):
         self.rows.append(row)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Also where there was nothing left to train: a process that was killed may not have come this far.
-        self._write(trainer)
+        self._write(trainer)  # also where nothing was left to train: a killed process may not have come this far
 
 
 def _memory(device: torch.device) -> int:
@@ -108,8 +103,7 @@ class _InFolder(ModelCheckpoint):
     """One checkpoint in the folder of an experiment, which may be moved, copied or mounted elsewhere."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        path = self.format_checkpoint_name({})
-        score = state_dict["best_model_score"]
+        path, score = self.format_checkpoint_name({}), state_dict["best_model_score"]
         # A score without its file is that of another folder: the next epoch is the best here.
         if Path(path).is_file() and score is not None:
             here = {"dirpath": self.dirpath, "best_model_path": path, "kth_best_model_path": path}
@@ -230,8 +224,8 @@ class PredictionWriter(pl.Callback):
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         known = [truth for truth in self._truth if truth is not None]
         truth = torch.cat(known).cpu() if known and len(known) == len(self._truth) else None
-        predictions = torch.cat(self._predictions)
-        rows = cast(Scheduled, pl_module).describe(predictions.float(), truth)
+        predictions, module = torch.cat(self._predictions), cast(Scheduled, pl_module)
+        rows = module.describe(predictions.float(), truth)
         names = getattr(trainer.datamodule, "names", None)  # type: ignore[attr-defined]
         if names is not None:
             rows = [{**row, "image": name} for row, name in zip(rows, names, strict=True)]
@@ -242,6 +236,6 @@ class PredictionWriter(pl.Callback):
                 keep_aside(self.path)
             with atomic_file(self.path, "w") as file:
                 file.write(text)
-            if cast(Scheduled, pl_module).keeps_arrays:
+            if module.keeps_arrays:
                 with atomic_file(self.path.with_suffix(".npz")) as opened:
                     np.savez_compressed(opened, predictions=predictions.numpy())

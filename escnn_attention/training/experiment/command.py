@@ -74,8 +74,7 @@ def run_experiment(arguments: Sequence[str]) -> ExperimentCLI:
     """Fit, validate, test or predict, as ``escnn-attention`` does.
 
     Args:
-        arguments: the command and its options, of which all but ``fit`` take the configuration that the folder keeps
-            where none is given.
+        arguments: the command and its options.
 
     Raises:
         UserError: an option or a configuration that cannot be parsed, the folder holds another experiment, a checkpoint
@@ -113,8 +112,7 @@ class ExperimentCLI(LightningCLI):
     """
 
     def __init__(self, command: str, foreign: Sequence[str] | None, **options: Any) -> None:
-        self.command = command
-        self.foreign = foreign
+        self.command, self.foreign = command, foreign
         super().__init__(**options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
@@ -123,30 +121,18 @@ class ExperimentCLI(LightningCLI):
         return {self.command: known[self.command]} if self.command in known else known
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument(
-            "--folder", type=str, required=True, help="Folder of the experiment: checkpoints, logs and results."
-        )
-        parser.add_argument(
-            "--task", type=Task, default="classification", help="What is learned: the module that `model` describes."
-        )
+        add = parser.add_argument
+        add("--folder", type=str, required=True, help="Folder of the experiment: checkpoints, logs and results.")
+        add("--task", type=Task, default="classification", help="What is learned: the module that `model` describes.")
         if self.command == "fit":
-            parser.add_argument(
-                "--recipe",
-                type=str,
-                help="Train as the weights of this name were trained, a name of models.list_models(pretrained=True);"
-                " other options change the recipe.",
-            )
+            about = "Train as the weights of this name were trained, a name of models.list_models(pretrained=True);"
+            add("--recipe", type=str, help=f"{about} other options change the recipe.")
         else:
-            parser.add_argument(
-                "--trust", action="store_true", help="The configuration in --folder may run whatever it names."
-            )
+            add("--trust", action="store_true", help="The configuration in --folder may run whatever it names.")
         if self.command == "predict":
-            parser.add_argument(
-                "--images",
-                type=str,
-                help="Images of your own: a folder, or an .npz file with `images` and, if they are known, `labels`; of"
-                " the channels and the size of those of the training. By default the test part of its data.",
-            )
+            about = "Images of your own: a folder, or an .npz file with `images` and, if they are known, `labels`; of"
+            about += " the channels and the size of those of the training. By default the test part of its data."
+            add("--images", type=str, help=about)
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
 
@@ -203,58 +189,48 @@ class ExperimentCLI(LightningCLI):
 
     def _checkpoint(self, given: str | Path | None) -> Path | None:
         """The checkpoint to resume from (``fit``), or that of the network to use."""
+        last = self.folder / LAST
         if given is not None:
-            path = (
-                self.folder / {"best": BEST, "last": LAST}[str(given)]
-                if str(given) in ("best", "last")
-                else Path(given)
-            )
+            path = {"best": self.folder / BEST, "last": last}.get(str(given), Path(given))
             if not path.is_file():
                 raise UserError(f"--ckpt_path: there is no file {path}")
             return path
         if self.subcommand == "fit":
-            last = self.folder / LAST
             return last if self.writes and last.exists() else None
         return checkpoint_of(self.folder)
 
     def _check_checkpoint(self, path: Path) -> None:
         """Check that the configuration agrees with that of the checkpoint where it must."""
-        content = read_checkpoint(path)
-        for name in _NEEDED[: None if self.subcommand == "fit" else 2]:
+        content, fits = read_checkpoint(path), self.subcommand == "fit"
+        for name in _NEEDED[: None if fits else 2]:
             if name not in content:
                 raise UserError(f"{self._told_apart(path)} is not a checkpoint to {self.subcommand} from: no {name!r}")
         self.tensors = len(content["state_dict"])
-        trained = provenance_of(content)
+        trained, now = provenance_of(content), self._plain
         if trained is None:
             return
-        now = self._plain
-        changed = differences(
-            trained["configuration"], now, training_facts if self.subcommand == "fit" else network_facts
-        )
-        if changed:
-            way_out = "checkpoint" if self.checkpoint_is_given else "folder"
-            raise UserError(
-                f"{self._told_apart(path)} is of another configuration: {changed}. Choose another {way_out}"
-            )
-        if self.subcommand != "fit":
+        if changed := differences(trained["configuration"], now, training_facts if fits else network_facts):
+            way_out = f"Choose another {'checkpoint' if self.checkpoint_is_given else 'folder'}"
+            raise UserError(f"{self._told_apart(path)} is of another configuration: {changed}. {way_out}")
+        if not fits:
             return
-        epochs = now["trainer"].get("max_epochs")
-        if epochs is not None and 0 <= epochs < int(content["epoch"]) + 1:
-            raise UserError(f"--trainer.max_epochs: got {epochs}, but {path} has finished {int(content['epoch']) + 1}")
+        epochs, finished = now["trainer"].get("max_epochs"), int(content["epoch"]) + 1
+        if epochs is not None and 0 <= epochs < finished:
+            raise UserError(f"--trainer.max_epochs: got {epochs}, but {path} has finished {finished}")
         before = scheduled_epochs(trained["configuration"])
         if before != scheduled_epochs(now):
             rank_zero_only(print)(
                 f"--trainer.max_epochs: {before} before, {epochs} now: the schedule {now['model']['schedule']!r} is"
-                f" laid out over {epochs} from epoch {int(content['epoch']) + 2} on; {EPOCHS} has the learning rates",
+                f" laid out over {epochs} from epoch {finished + 1} on; {EPOCHS} has the learning rates",
                 file=sys.stderr,
             )
 
     def instantiate_classes(self) -> None:
         checkpoint = self.config[self.subcommand].get("ckpt_path")
-        limits: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if self.foreign is not None and checkpoint is not None:  # what is not trusted is no larger than its weights
-            limits = within(self._plain["model"]["network"], Path(checkpoint).stat().st_size, self.tensors)
-        with _built(), limits:
+        with _built(), contextlib.ExitStack() as limits:
+            if self.foreign is not None and checkpoint is not None:  # what is not trusted is no larger than its weights
+                size = Path(checkpoint).stat().st_size
+                limits.enter_context(within(self._plain["model"]["network"], size, self.tensors))
             super().instantiate_classes()
         if isinstance(self.model, Classifier):
             check_images(self.model.network, self.model.num_classes, self.datamodule, "model.network: it")
@@ -264,10 +240,10 @@ class ExperimentCLI(LightningCLI):
                 raise UserError(f"--images: got {images}, but {type(self.datamodule).__name__} has none to go by")
             self.datamodule = OwnImages(images, self.datamodule)
         if checkpoint is not None:
-            path = Path(checkpoint)
-            load_weights(self.model, read_checkpoint(path)["state_dict"], self._told_apart(path))
+            weights = read_checkpoint(Path(checkpoint))["state_dict"]
+            load_weights(self.model, weights, self._told_apart(checkpoint))
 
-    def _told_apart(self, path: Path) -> str:
+    def _told_apart(self, path: str | Path) -> str:
         return f"--ckpt_path: {path}" if self.checkpoint_is_given else str(path)
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -282,9 +258,7 @@ class ExperimentCLI(LightningCLI):
             return
         with made_for_training(self.folder, _PATIENCE):
             if stamp(self.folder / LAST) != self.last:
-                raise UserError(
-                    f"another process has trained in {self.folder} just now: start again to go on from there"
-                )
+                raise UserError(f"another process has trained in {self.folder} just now: start again to resume there")
             remove_temporaries(self.folder, BEST, LAST, EPOCHS, CONFIGURATION)
             yield
 
@@ -307,8 +281,7 @@ class ExperimentCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self._get(self.config_init, "trainer", default={})
         logger = config.get("logger")
-        given = config.get("callbacks") or []
-        callbacks: list[pl.Callback] = [*(given if isinstance(given, list) else [given])]
+        callbacks, plugins = _listed(config.get("callbacks")), _listed(config.get("plugins"))
         training = self.subcommand == "fit" and self.writes
         if training:
             callbacks += [
@@ -325,13 +298,12 @@ class ExperimentCLI(LightningCLI):
             callbacks.append(ProgressLine())
         if logger is None:
             logger = TensorBoardLogger(self.folder, name=None, version="tensorboard") if training else False
-        plugins = config.get("plugins") or []
         return super().instantiate_trainer(
             default_root_dir=str(self.folder),
             logger=logger,
             callbacks=callbacks,
             enable_checkpointing=training,
-            plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
+            plugins=[*plugins, AtomicCheckpointIO()],
             **kwargs,
         )
 
@@ -340,16 +312,14 @@ class ExperimentCLI(LightningCLI):
         if not (self.trainer.is_global_zero and self.writes):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_result(
-            self.folder,
-            Path(self.config[self.subcommand]["ckpt_path"]),
-            self.trainer.callback_metrics,
-            {
-                "parameters": count_parameters(self.model.network),
-                "seed": self.config[self.subcommand]["seed_everything"],
-            },
-            self.facts,
-        )
+        config, metrics = self.config[self.subcommand], self.trainer.callback_metrics
+        facts = {"parameters": count_parameters(self.model.network), "seed": config["seed_everything"]}
+        write_result(self.folder, Path(config["ckpt_path"]), metrics, facts, self.facts)
+
+
+def _listed(given: Any) -> list[Any]:
+    """Callbacks or plugins as a list, of which there may be one alone or none."""
+    return [*given] if isinstance(given, list) else [given] if given else []
 
 
 @contextlib.contextmanager
