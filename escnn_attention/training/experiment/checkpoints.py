@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import zipfile
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
@@ -16,7 +17,6 @@ from escnn_attention.training.files import atomic_file
 
 PROVENANCE = "_Provenance"
 """The name of the state with the configuration, versions and hardware of a checkpoint."""
-
 
 _KINDS = {"state_dict": dict, "epoch": int, "callbacks": dict, "loops": dict}
 _KINDS |= {"optimizer_states": list, "lr_schedulers": list, "pytorch-lightning_version": str}
@@ -115,12 +115,11 @@ def state_of(checkpoint: dict[str, Any], callback: str) -> dict[str, Any] | None
 def provenance_of(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
     """The ``configuration``, ``versions`` and ``hardware`` of a checkpoint's training; None where it has none."""
     facts = state_of(checkpoint, PROVENANCE)
-    configuration = facts.get("configuration") if isinstance(facts, dict) else None
-    if not isinstance(configuration, dict):
-        return None
-    model, trainer = configuration.get("model"), configuration.get("trainer")
-    whole = isinstance(model, dict) and isinstance(model.get("network"), dict) and isinstance(trainer, dict)
-    return facts if whole else None
+    with contextlib.suppress(TypeError, LookupError):
+        configuration = cast(dict[str, Any], facts)["configuration"]
+        if isinstance(configuration["model"]["network"], dict) and isinstance(configuration["trainer"], dict):
+            return facts
+    return None
 
 
 class _DamagedError(Exception):
@@ -130,11 +129,9 @@ class _DamagedError(Exception):
 def _reason(error: Exception) -> str:
     if isinstance(error, _DamagedError):
         return str(error)
-    if isinstance(error, OSError) and error.filename is not None:
-        return error.strerror or str(error)
     if isinstance(error, pickle.UnpicklingError):
         return "it holds something else than tensors and plain values, or it is damaged"
-    if isinstance(error, OSError):  # of a place that a damaged file points to
-        return "it is damaged, or not a checkpoint"
+    if isinstance(error, OSError):  # without a file it is of a place that a damaged file points to
+        return "it is damaged, or not a checkpoint" if error.filename is None else error.strerror or str(error)
     first, *_ = str(error).splitlines() or [""]
     return f"it is damaged, or not a checkpoint ({type(error).__name__}: {first})"

@@ -24,25 +24,15 @@ _INCIDENTAL = tuple(
     for name in ("folder", "num_workers", "download", "eval_batch_size", "limit_valid", "limit_test")
 )
 # Options of the trainer that are part of the training.
-_TRAINING = (
-    "precision",
-    "gradient_clip_val",
-    "gradient_clip_algorithm",
-    "accumulate_grad_batches",
-    "limit_train_batches",
-    "overfit_batches",
-    "max_steps",
-)
+_TRAINING: tuple[str, ...] = ("precision", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches")
+_TRAINING += ("limit_train_batches", "overfit_batches", "max_steps")
 
 
 def recipe(name: str) -> dict[str, Any]:
-    """The configuration of the training that made the weights of a network.
-
-    Args:
-        name: one of ``models.list_models(pretrained=True)``.
+    """The configuration of the training that made the weights of a network of this ``name``.
 
     Raises:
-        UserError: another name.
+        UserError: it is none of ``models.list_models(pretrained=True)``.
 
     Example:
         >>> from escnn_attention.training import recipe
@@ -72,30 +62,25 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_recipe(arguments: Sequence[str]) -> list[str]:
-    """The options of a command with the configuration of a recipe in place of ``--recipe NAME``."""
+    """The options of a command, with the configuration of the recipe that ``--recipe`` names."""
     command, *options = arguments or [""]
-    known, others = known_options(options, "--recipe")
-    if command != "fit" or known.recipe is None:
-        return list(arguments)
-    return [command, "--config", json.dumps(recipe(known.recipe)), *others]
+    name = known_options(options).recipe if command == "fit" else None
+    return list(arguments) if name is None else [command, "--config", json.dumps(recipe(name)), *options]
 
 
-def known_options(arguments: Sequence[str], *names: str) -> tuple[argparse.Namespace, list[str]]:
-    """The values of a few options, which have to be known before all are parsed, and the other arguments."""
-    kinds: dict[str, dict[str, Any]] = {
-        "--config": {"action": "append", "default": []},
-        "--trust": {"action": "store_true"},
-    }
+def known_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """The values of a few options, which have to be known before all are parsed."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in names:
-        parser.add_argument(*(["-c"] if name == "--config" else []), name, **kinds.get(name, {"nargs": "?"}))
-    return parser.parse_known_args(list(arguments))
+    parser.add_argument("-c", "--config", action="append", default=[])
+    parser.add_argument("--trust", action="store_true")
+    for name in ("--folder", "--pretrained", "--recipe", "--task"):
+        parser.add_argument(name, nargs="?")
+    return parser.parse_known_args(list(arguments))[0]
 
 
 def find_task(arguments: Sequence[str]) -> str:
     """The task that the options or the configuration files name; the other options depend on it."""
-    known, _ = known_options(arguments, "--config", "--task")
-    task = "classification"
+    known, task = known_options(arguments), "classification"
     for path in known.config:
         try:
             text = path if path.startswith("{") else Path(path).read_text(encoding="utf-8")
@@ -114,13 +99,10 @@ def find_task(arguments: Sequence[str]) -> str:
 def with_configuration(arguments: Sequence[str], name: str) -> list[str]:
     """The options of a command, with the configuration ``name`` that its folder keeps where none is given.
 
-    Raises:
-        UserError: there is none, neither in the folder nor among the options; or that of the folder names what needs
-            ``--trust``.
+    There must be one, and that of the folder may name nothing that needs ``--trust``.
     """
     command, *options = arguments or [""]
-    asked = [option for option in options if option not in ("-h", "--help")]
-    known, _ = known_options(asked, "--config", "--folder", "--trust")
+    known = known_options(options)
     if command == "fit" or known.config:
         return list(arguments)
     if known.folder and (kept := Path(known.folder) / name).is_file():
@@ -149,29 +131,23 @@ def plain(parser: LightningArgumentParser, config: Any, subcommand: str | None) 
 def essential(configuration: dict[str, Any]) -> dict[str, Any]:
     """The parts of a configuration that a result depends on, without paths."""
     kept = {name: configuration[name] for name in ("task", "seed_everything", "trainer", "model", "data")}
-    data = dict(kept["data"])
-    data["init_args"] = {
-        name: value
-        for name, value in data.get("init_args", {}).items()
-        if name not in ("folder", "num_workers", "download")
-    }
-    return {**kept, "data": data}
+    incidental, arguments = ("folder", "num_workers", "download"), kept["data"].get("init_args", {})
+    arguments = {name: value for name, value in arguments.items() if name not in incidental}
+    return {**kept, "data": {**kept["data"], "init_args": arguments}}
 
 
 def training_facts(configuration: Mapping[str, Any]) -> dict[str, str]:
     """Everything that a training depends on except its length, by dotted names."""
-    trainer = configuration["trainer"]
-    parts = {
-        name: configuration[name] for name in ("task", "seed_everything", "model", "data") if name in configuration
-    }
-    parts["trainer"] = {name: trainer.get(name) for name in _TRAINING}
+    names = ("task", "seed_everything", "model", "data")
+    parts = {name: configuration[name] for name in names if name in configuration}
+    parts["trainer"] = {name: configuration["trainer"].get(name) for name in _TRAINING}
     return {name: value for name, value in _flat("", parts) if name not in _INCIDENTAL}
 
 
 def scheduled_epochs(configuration: Mapping[str, Any]) -> int | None:
     """The number of epochs of a schedule; None for schedules that do not depend on it."""
-    found: int | None = configuration["trainer"].get("max_epochs")
-    return found if configuration["model"].get("schedule") in ("cosine", "one-cycle") else None
+    depends = configuration["model"].get("schedule") in ("cosine", "one-cycle")
+    return configuration["trainer"].get("max_epochs") if depends else None
 
 
 def network_facts(configuration: Mapping[str, Any]) -> dict[str, str]:
@@ -188,10 +164,7 @@ def _without_backend(value: Any) -> Any:
 def differences(
     trained: Mapping[str, Any], now: Mapping[str, Any], facts: Callable[[Mapping[str, Any]], dict[str, str]]
 ) -> str:
-    """The options in which two configurations differ, for people; empty where they agree.
-
-    ``facts`` are the parts that are compared: :func:`training_facts` or :func:`network_facts`.
-    """
+    """The options in which the ``facts`` of two configurations differ, for people; empty where they agree."""
     old, new = facts(trained), facts(now)
     return ", ".join(
         f"{name} ({old.get(name, 'null')} there, {new.get(name, 'null')} now)"

@@ -57,7 +57,7 @@ def run_pretrained(arguments: Sequence[str]) -> Measured:
     parser.add_argument("--trainer.accelerator", type=str, default="auto", help="Where to compute: cpu, cuda or mps.")
     parser.add_argument("--trainer.precision", type=str, default="32-true", help="Of the computation.")
     parser.add_argument("--trainer.enable_progress_bar", type=bool, default=True, help="Whether to show one.")
-    name: str | None = known_options(arguments, _OPTION)[0].pretrained
+    name: str | None = known_options(arguments).pretrained
     if not name:
         raise UserError(f"{_OPTION}: needed a name or a folder")
     if recipe_file(name).is_file():
@@ -81,13 +81,13 @@ def _measure(name: str, network: Any, task: str, data: pl.LightningDataModule, o
     if not of_points:
         check_images(network, network.num_classes, data, f"{_OPTION}: {name}")
     trainer = pl.Trainer(**options, devices=1, logger=False, enable_checkpointing=False, enable_model_summary=False)
-    made: Any = TASKS[task]
+    module: Any = TASKS[task]
     counts = ("num_classes", "num_targets") if task == "point-classification" else ()  # which the network does not tell
     told_by_data = {count: getattr(data, count) for count in counts if hasattr(data, count)}
-    (found,) = trainer.test(made(network=network, **told_by_data), data, verbose=False)
+    (found,) = trainer.test(module(network=network, **told_by_data), data, verbose=False)
     # The data modules of this package have a sampler that knows how many of the data it is for.
-    found_loaders: Any = trainer.test_dataloaders
-    loaders = found_loaders if isinstance(found_loaders, list) else [found_loaders]
+    loaders: Any = trainer.test_dataloaders
+    loaders = loaders if isinstance(loaders, list) else [loaders]
     size = sum(getattr(loader.sampler, "length", len(loader.dataset)) for loader in loaders)
     numbers = {key.removeprefix("test_"): value for key, value in found.items()}
     best_first = dict(sorted(numbers.items(), key=lambda item: item[0] == "loss"))

@@ -28,11 +28,7 @@ _PACKAGES = ("escnn", "torch", "lightning", "numpy", "scipy", "scikit-learn")
 
 
 def write_result(
-    folder: Path,
-    checkpoint: Path,
-    metrics: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    tested: Mapping[str, Any],
+    folder: Path, checkpoint: Path, metrics: Mapping[str, Any], facts: Mapping[str, Any], tested: Mapping[str, Any]
 ) -> None:
     """Write ``test.json``: measured ``metrics``, called ``test_NAME``, further ``facts``, and what they depend on.
 
@@ -53,7 +49,7 @@ def write_result(
     }
     path = folder / TEST
     with locked(path):
-        if path.exists() and _measured(_read(path)) != _measured(json.loads(json.dumps(result))):
+        if path.exists() and _measured(path.read_bytes()) != _measured(json.dumps(result)):
             keep_aside(path)
         write_json(path, result)
 
@@ -69,20 +65,12 @@ def _newest(content: dict[str, Any], last: Path) -> dict[str, Any]:
         return content
 
 
-def _read(path: Path) -> Any:
-    """The content of a file of JSON; None of another file."""
-    with contextlib.suppress(ValueError):
-        return json.loads(path.read_text(encoding="utf-8"))
+def _measured(text: str | bytes) -> list[Any] | None:
+    """The weights, the data and the computation of a result as JSON; None of anything else."""
+    with contextlib.suppress(ValueError, TypeError, LookupError):
+        result = json.loads(text)
+        return [result["weights_sha256"], result["checkpoint"], result["tested"]["configuration"]]
     return None
-
-
-def _measured(result: Any) -> list[Any] | None:
-    """The weights, the data and the computation of a result; None of anything else."""
-    if not isinstance(result, dict):
-        return None
-    tested = result.get("tested")
-    configuration = tested.get("configuration") if isinstance(tested, dict) else None
-    return [result.get("weights_sha256"), result.get("checkpoint"), configuration]
 
 
 def _number(value: Any) -> float | None:
@@ -122,8 +110,7 @@ def _commit(checkout: Path) -> str | None:
     if not (checkout / ".git").exists():
         return None
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
-    # Without the locks with which git caches its comparisons.
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # without the locks with which git caches its comparisons
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, env=environment)
     except (OSError, subprocess.SubprocessError):
