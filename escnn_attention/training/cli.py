@@ -158,8 +158,7 @@ def export(
         typer.Option(help="Height and width of the images. (default: those of the data)", show_default=False),
     ] = None,
     opset: Annotated[
-        int | None,
-        typer.Option(help="Version of ONNX's operators. (default: 20)", show_default=False),
+        int | None, typer.Option(help="Version of ONNX's operators. (default: 20)", show_default=False)
     ] = None,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Compile NAME.pt2 for processors like this one: the fastest.")
@@ -180,13 +179,14 @@ def export(
     except UserError as error:
         _fail(error)
     takes = "" if written.inputs == ("images",) else f": {', '.join(written.inputs)}"
-    lines = [f"{written.file}: {written.num_bytes / 1e6:.2f} MB, for any number of {written.things}{takes}"]
-    lines.append(f"values: as those of the network, to {written.error:.1e} of the largest")
-    if written.report is None:
-        lines.append("equivariance: not measured, the network has no group")
-    else:
-        lines.append(str(written.report).splitlines()[-1].replace("equivariant", "the file is equivariant", 1))
-    for line in lines:
+    found = "equivariance: not measured, the network has no group"
+    if written.report is not None:
+        found = str(written.report).splitlines()[-1].replace("equivariant", "the file is equivariant", 1)
+    for line in (
+        f"{written.file}: {written.num_bytes / 1e6:.2f} MB, for any number of {written.things}{takes}",
+        f"values: as those of the network, to {written.error:.1e} of the largest",
+        found,
+    ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

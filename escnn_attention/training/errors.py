@@ -73,15 +73,14 @@ _BESIDE_THE_POINT = (
 @contextlib.contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Suppress advice, advertisement and irrelevant warnings of Lightning."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    levels = {name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")}
     try:
         with warnings.catch_warnings():
+            for name in levels:
+                logging.getLogger(name).setLevel(logging.ERROR)
             for message in _BESIDE_THE_POINT:
                 warnings.filterwarnings("ignore", message=f"(?s){message}")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

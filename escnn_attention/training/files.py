@@ -37,11 +37,10 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     An :class:`OSError` of writing has ``path`` as its ``filename``.
     """
     temporary = None
+    text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        with os.fdopen(
-            descriptor, mode, encoding=None if "b" in mode else "utf-8", newline=None if "b" in mode else ""
-        ) as file:
+        with os.fdopen(descriptor, mode, **text) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -60,10 +59,7 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 
 def remove_temporaries(folder: Path, *names: str) -> None:
-    """Remove the temporary files of :func:`atomic_file` that a killed process left of ``names``.
-
-    No process may be writing.
-    """
+    """Remove what a killed process left of :func:`atomic_file` with these ``names``. No process may be writing."""
     for name in names:
         for stale in folder.glob(f".{glob.escape(name)}.????????.tmp"):
             stale.unlink(missing_ok=True)
@@ -84,8 +80,7 @@ def locked(path: Path) -> Iterator[None]:
 def locked_folder(folder: Path, advice: str, patience: float = 0.0) -> Iterator[None]:
     """Keep other processes from writing to ``folder``, waiting ``patience`` seconds. A killed process frees its lock.
 
-    Raises:
-        UserError: another process uses the folder; the message ends with ``advice`` what to do.
+    If another process uses the folder, a :class:`UserError` ends with the ``advice`` what to do.
     """
     try:
         with FileLock(folder / LOCK, timeout=patience):

@@ -66,8 +66,7 @@ class Settings:
     ] = False
     accelerator: Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")] = "auto"
     threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="CPU threads. (default: $OMP_NUM_THREADS, or 1)", show_default=False),
+        int | None, typer.Option(min=1, help="CPU threads. (default: $OMP_NUM_THREADS, or 1)", show_default=False)
     ] = None
 
     @property

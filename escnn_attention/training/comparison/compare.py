@@ -50,9 +50,9 @@ class NetworkResult:
     """The measurements of one network.
 
     Accuracies, from 0 to 1, are on the test images as the data set gives them (``upright``), each rotated by a random
-    angle (``any_angle``), and ``by_element`` under each group element that maps the grid onto itself, without the
-    identity; ``rotated`` is the mean over these, None if there are none. ``equivariance_error`` is that of
-    :func:`measure_equivariance_error`, ``seconds_per_epoch`` the median over the epochs, without validation.
+    angle (``any_angle``), and ``by_element`` of :func:`grid_symmetries`; ``rotated`` is the mean over these, None if
+    there are none. ``equivariance_error`` is that of :func:`measure_equivariance_error`, ``seconds_per_epoch`` the
+    median over the epochs, without validation.
     """
 
     network: str
@@ -91,30 +91,21 @@ def compare(settings: Settings) -> list[NetworkResult]:
                 with locked_folder(folder, "choose another --output"):
                     keep_aside(folder)
         results = [_measured(name, data, settings) for name in TITLES if name in names]
-        rows = [{k: v for k, v in asdict(result).items() if k != "accuracy_by_element"} for result in results]
+        networks = [asdict(result) for result in results]
+        configuration = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(settings).items()}
+        facts = {"configuration": configuration, "networks": networks, "versions": versions(), "hardware": hardware()}
+        rows = [{k: v for k, v in row.items() if k != "accuracy_by_element"} for row in networks]
         write_csv(settings.folder / "results.csv", rows)
-        write_json(
-            settings.folder / "results.json",
-            {
-                "configuration": {k: str(v) if isinstance(v, Path) else v for k, v in asdict(settings).items()},
-                "networks": [asdict(result) for result in results],
-                "versions": versions(),
-                "hardware": hardware(),
-            },
-        )
+        write_json(settings.folder / "results.json", facts)
     return results
 
 
 def load_images(settings: Settings) -> PublishedImages:
-    """The data module of a comparison, with its test images.
-
-    Raises:
-        UserError: a folder for the digits, or as :class:`~escnn_attention.training.RotMNIST` raises.
-    """
+    """The data module of a comparison, with its test images."""
     if settings.data == "digits" and settings.data_dir is not None:
         raise UserError("--data-dir: the digits ship with scikit-learn and are read from no folder; leave it out")
-    kind = Digits if settings.data == "digits" else RotMNIST
-    data: PublishedImages = kind(**_describe_data(settings)["init_args"])
+    options = _describe_data(settings)["init_args"]
+    data: PublishedImages = Digits(**options) if settings.data == "digits" else RotMNIST(**options)
     data.prepare_data()
     data.setup("test")
     return data
@@ -173,23 +164,19 @@ def _measured(name: str, data: PublishedImages, settings: Settings) -> NetworkRe
 
 
 def grid_symmetries(gspace: GSpace) -> dict[str, npt.NDArray[np.float64]]:
-    """The elements, other than the identity, that map a square grid of pixels onto itself.
+    """The elements, other than the identity, that map a square grid of pixels onto itself; none for such as C3.
 
-    Returns:
-        The 2×2 matrix of each, in (x, y) with y upwards, by its name. Empty for groups such as C3.
+    The 2×2 matrix of each, in (x, y) with y upwards, by its name.
     """
-    return {
-        name_element(matrix): matrix
-        for matrix in fibers(gspace).action
-        if is_signed_permutation(matrix) and not np.allclose(matrix, np.eye(2))
-    }
+    elements = [matrix for matrix in fibers(gspace).action if is_signed_permutation(matrix)]
+    return {name_element(matrix): matrix for matrix in elements if not np.allclose(matrix, np.eye(2))}
 
 
 def orient(data: PublishedImages, gspace: GSpace) -> dict[str, Tensor]:
     """The test images (N, 1, S, S), from 0 to 1, by the name of their orientation.
 
-    As they are (:data:`UPRIGHT`), under each group element that maps the grid onto itself, without the identity, and
-    each rotated by an angle of its own (:data:`ANY_ANGLE`).
+    As they are (:data:`UPRIGHT`), under each of :func:`grid_symmetries`, and each rotated by an angle of its own
+    (:data:`ANY_ANGLE`).
     """
     x = data.source("test").take(slice(data.limits["test"]))[0].to(torch.float32) / data.white
     by_element = {name: turned(x, g.round().astype(int), {"scalar": 1}) for name, g in grid_symmetries(gspace).items()}
@@ -250,11 +237,7 @@ def result_table(results: Sequence[NetworkResult]) -> Table:
         table.add_column(title, justify="right")
     for r in results:
         accuracies = (r.accuracy_upright, r.accuracy_rotated, r.accuracy_any_angle)
-        table.add_row(
-            TITLES[r.network],
-            *("–" if accuracy is None else f"{100 * accuracy:.1f}" for accuracy in accuracies),
-            f"{r.parameters:,}",
-            f"{r.seconds_per_epoch:.2f}",
-            "–" if r.equivariance_error is None else f"{r.equivariance_error:.0e}",
-        )
+        cells = ["–" if accuracy is None else f"{100 * accuracy:.1f}" for accuracy in accuracies]
+        error = "–" if r.equivariance_error is None else f"{r.equivariance_error:.0e}"
+        table.add_row(TITLES[r.network], *cells, f"{r.parameters:,}", f"{r.seconds_per_epoch:.2f}", error)
     return table

@@ -2,9 +2,9 @@
 
 All have the same outline: a first layer from the image to hidden fields, two or three further layers, a pointwise map
 to the final features, a maximum over poses (equivariant networks only), the mean over positions, and a linear map to
-the classes. Grids of more than 8×8 are halved by a maximum and a blur wherever the size is even; odd sizes are not
-pooled. So layers after the first see 8×8 positions of 16×16 images, and 14×14 and then 7×7 of 28×28 images. Smaller
-grids would lose the effect of a rotation that does not map pixels onto pixels.
+the classes. Grids of more than 8×8 and even size are halved by a maximum and a blur. So layers after the first see 8×8
+positions of 16×16 images, and 14×14 and then 7×7 of 28×28 images. Smaller grids would lose the effect of a rotation
+that does not map pixels onto pixels.
 """
 
 from __future__ import annotations
@@ -24,9 +24,6 @@ from escnn_attention.models.registry import description_of
 from escnn_attention.nn.summary import count_parameters
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.network import build_described
-
-# Options of all four networks.
-_COMMON: dict[str, Any] = {"in_channels": 1, "antialiased": True}
 
 _LAYERS = {"cnn": (4, 0), "steerable": (4, 0), "hybrid": (3, 1), "gsa-net": (1, 2)}
 """The numbers of convolutions and of attention layers behind them. The stem of the GSA-Net is a lifting attention."""
@@ -69,8 +66,8 @@ def gspace_by_name(name: str) -> GSpace:
 def describe_network(name: str, group: str, size: int, num_classes: int, parameters: int) -> dict[str, Any]:
     """The network ``name`` with about ``parameters`` parameters, as ``class_path`` and ``init_args``.
 
-    The width is the largest with which the network stays below the budget, at least one hidden field; the number of
-    final features, of which each adds few parameters, fills the rest. ``size`` is the side of the images.
+    The width is the largest within the budget, at least one hidden field; the number of final features, of which each
+    adds few parameters, fills the rest. ``size`` is the side of the images.
 
     >>> network = describe_network("hybrid", "c4", 16, 10, 900)
     >>> network["class_path"], network["init_args"]["convolutions"], network["init_args"]["attention"]
@@ -111,9 +108,8 @@ def _outline(name: str, group: str, size: int, num_classes: int) -> Callable[[in
             convolutions.append(min(count, convolving - sum(convolutions)))
         attention = [count - convolving for count, convolving in zip(layers, convolutions, strict=True)]
         base = description_of(f"{name}-digits")
-        outline = {"gspace": describe_gspace(group), "convolutions": convolutions, "attention": attention}
-        base["init_args"] |= outline
-    base["init_args"] |= {**_COMMON, "num_classes": num_classes}
+        base["init_args"] |= {"gspace": describe_gspace(group), "convolutions": convolutions, "attention": attention}
+    base["init_args"] |= {"in_channels": 1, "antialiased": True, "num_classes": num_classes}
 
     def describe(width: int, features: int) -> dict[str, Any]:
         sizes = {"widths": len(layers) * [width], "features": features}

@@ -24,11 +24,7 @@ WRITTEN = "# Written by escnn-attention fit."
 
 
 def check_folder(folder: Path, checkpoint: Path | None, configuration: Mapping[str, Any]) -> None:
-    """Check that a training replaces nothing but the training that it resumes from ``checkpoint``, if there is one.
-
-    Raises:
-        UserError: the folder holds a configuration that ``fit`` has not written, or files of another training.
-    """
+    """Check that a training replaces nothing but the training that it resumes from ``checkpoint``, if there is one."""
     path = folder / CONFIGURATION
     if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN):
         raise UserError(
@@ -45,10 +41,8 @@ def check_folder(folder: Path, checkpoint: Path | None, configuration: Mapping[s
         return
     if checkpoint is not None:
         raise UserError(f"--folder: {folder} holds a training ({found[0]}): choose another for one from {checkpoint}")
-    raise UserError(
-        f"--folder: {folder} holds {', '.join(found)} of a training, but no {LAST} to go on from: choose"
-        " another folder, or move these files away"
-    )
+    missing = f"but no {LAST} to go on from: choose another folder, or move these files away"
+    raise UserError(f"--folder: {folder} holds {', '.join(found)} of a training, {missing}")
 
 
 @contextlib.contextmanager
@@ -88,9 +82,5 @@ def stamp(path: Path) -> tuple[int, int] | None:
 def _is_first_epoch(path: Path, configuration: Mapping[str, Any]) -> bool:
     """Whether a checkpoint is of the first epoch of this very training."""
     content = read_checkpoint(path)
-    trained = provenance_of(content)
-    return (
-        content.get("epoch") == 0
-        and trained is not None
-        and not differences(trained["configuration"], configuration, training_facts)
-    )
+    trained = provenance_of(content) if content.get("epoch") == 0 else None
+    return trained is not None and not differences(trained["configuration"], configuration, training_facts)

@@ -22,17 +22,16 @@ def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> 
     """The trained network of an experiment: that of the highest validation accuracy, in eval mode.
 
     Nothing from the checkpoint is executed. It names the class of the network and its arguments; if all of them belong
-    to this package, and the gspace to escnn, the network is built from these.
+    to this package, and the gspace to escnn, the network is built from these, on the CPU.
 
     Args:
         folder: that was given to ``escnn-attention fit --folder``; or a checkpoint in it.
-        network: one of the same kind, which gets the weights, where it is not a network of this package; by default
-            one is built, on the CPU.
+        network: one of the same kind, which gets the weights, where it is not a network of this package.
 
     Raises:
         TypeError: ``network`` is not a module.
-        UserError: there is no checkpoint in the folder, it cannot be read, it is of another network than the one that
-            is given, or none is given and it is of a class from elsewhere or larger than its weights.
+        UserError: there is no checkpoint in the folder, it cannot be read or is of another network, or no ``network``
+            is given and it is of a class from elsewhere or larger than its weights.
 
     Example:
         >>> import tempfile
@@ -59,8 +58,7 @@ def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> 
                 network = build_described(described)
         except (DescriptionError, UserError) as error:
             raise UserError(f"{path}: {error}") from error
-    prefix = "network."
-    weights = without_prefix(state, prefix)
+    weights = without_prefix(state, "network.")
     if not weights:
         raise UserError(f"{path} holds no weights of a network")
     load_weights(network, weights, str(path))
@@ -83,21 +81,18 @@ def checkpoint_of(folder: str | Path) -> Path:
     """The checkpoint of the trained network of an experiment, or the one that is given instead of its folder."""
     if Path(folder).is_file():
         return Path(folder)
-    path = next((p for name in (BEST, LAST) if (p := Path(folder) / name).exists()), None)
-    if path is None:
-        raise UserError(
-            f"{folder} holds no trained network, neither {BEST} nor {LAST}: run 'escnn-attention fit' with this"
-            " --folder first"
-        )
-    return path
+    for path in (Path(folder, BEST), Path(folder, LAST)):
+        if path.exists():
+            return path
+    way_out = "run 'escnn-attention fit' with this --folder first"
+    raise UserError(f"{folder} holds no trained network, neither {BEST} nor {LAST}: {way_out}")
 
 
 def build_described(description: Any) -> torch.nn.Module:
     """The network of a description, which may come from anywhere: see :func:`escnn_attention.models.description.build`.
 
-    Raises:
-        UserError: it names anything else than modules of this package and what they take, is no description, or its
-            arguments are not those of the class.
+    It is a :class:`UserError` if it names anything else than modules of this package and what they take, is no
+    description, or its arguments are not those of the class.
     """
     if not (isinstance(description, Mapping) and "class_path" in description):
         raise UserError("it does not say of which class its network is")

@@ -38,11 +38,9 @@ def check_kept(path: Path) -> None:
     """Refuse a folder's configuration that could run anything but networks, data and optimisers that are known.
 
     Known are the classes of networks, encodings, relations, samples and data of this package, the modules of
-    ``torch.nn`` and ``escnn.nn``, the optimisers of ``torch.optim``, and the gspaces of escnn. Nothing is imported but
-    modules of this package, and nothing has been parsed before.
-
-    Raises:
-        UserError: it names anything else (callbacks, loggers, functions, somebody's network), or is no configuration.
+    ``torch.nn`` and ``escnn.nn``, the optimisers of ``torch.optim``, and the gspaces of escnn. Anything else
+    (callbacks, loggers, functions, somebody's network) is a :class:`UserError`. Nothing is imported but modules of this
+    package, and nothing has been parsed before.
     """
     try:
         if path.stat().st_size > _LONGEST:
@@ -50,9 +48,8 @@ def check_kept(path: Path) -> None:
         content = content_of(path.read_text(encoding="utf-8"))
         if not isinstance(content, Mapping):
             raise _UnknownError(f"it holds a {type(content).__name__}, not a configuration")
-        for part in content:
-            if part not in _PARTS:
-                raise _UnknownError(f"it has a part {part!r}")
+        if foreign := [part for part in content if part not in _PARTS]:
+            raise _UnknownError(f"it has a part {foreign[0]!r}")
         _check(content, "", path.parent, set())
     except _UnknownError as error:
         raise UserError(f"{path}: {error}. {_WAY_OUT}") from error

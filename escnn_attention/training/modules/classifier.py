@@ -46,12 +46,7 @@ class Classifier(Scheduled):
     _metric: ClassVar[Any] = partial(MulticlassAccuracy, average="micro")
 
     def __init__(
-        self,
-        network: nn.Module,
-        num_classes: int | None = None,
-        *,
-        label_smoothing: float = 0.0,
-        **options: Any,
+        self, network: nn.Module, num_classes: int | None = None, *, label_smoothing: float = 0.0, **options: Any
     ) -> None:
         super().__init__(**options)
         num_classes = self._classes_of(network) if num_classes is None else num_classes

@@ -186,8 +186,7 @@ def move_trajectories(clouds: Clouds, rotations: Tensor, translations: Tensor) -
     positions = rotated(frames[:, :, 0].double() - before[:, None], of_points, 1) + after[:, None]
     momenta = rotated(frames[:, :, 1].double(), of_points, 1)
     return clouds._replace(
-        coords=coords.to(clouds.coords.dtype),
-        point_targets=torch.stack([positions, momenta], dim=2).to(frames.dtype),
+        coords=coords.to(clouds.coords.dtype), point_targets=torch.stack([positions, momenta], dim=2).to(frames.dtype)
     )
 
 
