@@ -285,7 +285,7 @@ class Irreps(ExactBuffers):
         parts: list[list[Tensor]] = [[] for _ in self.components]
         for i, ((number, size), copies) in enumerate(zip(self._shapes, self._copies, strict=True)):
             part = weight if self._ordered else weight.index_select(1, getattr(self, f"columns_{i}").flatten())
-            found = part.view(-1, size) @ self._precise(f"weights_{i}", weight.dtype).T
+            found = part.reshape(-1, size) @ self._precise(f"weights_{i}", weight.dtype).T
             split = found.view(self.fields, number, -1).split([k * d for k, d in copies], 2)
             for of_irrep, one, (k, d) in zip(parts, split, copies, strict=True):
                 of_irrep.append(one.unflatten(2, (k, d)).permute(3, 0, 2, 1).flatten(2))

@@ -146,6 +146,24 @@ def test_tensors_that_lie_in_memory_in_any_order(lead, groups, side_by_side):
         assert_alike(found, expected)
 
 
+@pytest.mark.parametrize("transposed", [False, True], ids=["to poses", "from poses"])
+def test_weights_whose_rows_are_not_side_by_side(transposed):
+    in_type = field_type(gspaces.flipRot2dOnR2(4), "regular")
+    made, irreps = projection(in_type, 1, transposed)
+    torch.nn.utils.parametrizations.orthogonal(made)
+    x = poses(in_type, 1, "positions") if transposed else features((2, in_type.size), "positions")
+    assert not made.weight.is_contiguous()
+
+    def found(irreps):
+        made.irreps = irreps
+        y = made(x)
+        return [y, *torch.autograd.grad(y.sin().sum(), [x, made.parametrizations.weight.original])]
+
+    expected = found(None)
+    irreps.least = 0
+    assert_alike(found(irreps), expected)
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("transposed", [False, True], ids=["to poses", "from poses"])
 @pytest.mark.parametrize("layout", ["channels", "positions", "images"])
