@@ -9,7 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional import launch
-from escnn_attention.functional.autograd import PRECISE, Operator, Passes, needs_operators
+from escnn_attention.functional.autograd import (
+    PRECISE,
+    Operator,
+    Passes,
+    is_followed,
+    is_transformed,
+    needs_operators,
+)
 
 _NUMBERS, _PROGRAMS = 2**12, 512
 """How many numbers a program has at once, and how many programs of the backward pass there are at most."""
@@ -44,6 +51,65 @@ def field_norm(x: Tensor, weight: Tensor, bias: Tensor | None, invariants: Tenso
     return _operator(call) if has_field_norm(x) else _plainly(call)
 
 
+def layer_norm(rows: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Layer normalisation of ``(..., C)`` over its last axis, with derivatives of every order.
+
+    The third derivatives of ``torch.nn.functional.layer_norm`` are wrong, and so are the second ones in forward mode:
+    they take the statistics for constants (https://github.com/pytorch/pytorch/issues/175754).
+
+    Args:
+        rows: what is normalised.
+        weight, bias: ``(C,)``, in the precision of the rows; None for 1 and 0.
+        eps: added to the variance.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.norms import layer_norm
+        >>> layer_norm(torch.tensor([[1.0, 3.0]]), None, None, 0.0)
+        tensor([[-1.,  1.]])
+    """
+    if is_transformed(rows, weight, bias):
+        y, _ = _standardised(rows, eps)
+        y = y if weight is None else y * weight
+        return y if bias is None else y + bias
+    if not torch.is_grad_enabled() or is_followed(rows, weight, bias):
+        return F.layer_norm(rows, rows.shape[-1:], weight, bias, eps)
+    out: Tensor = _LayerNorm.apply(rows, weight, bias, eps)
+    return out
+
+
+def _standardised(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The rows with mean 0 and variance 1, and what the centred ones are multiplied by."""
+    centred = rows - rows.mean(-1, keepdim=True)
+    scale = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    return centred * scale, scale
+
+
+class _LayerNorm(torch.autograd.Function):
+    """PyTorch's layer norm, whose gradients have gradients by operations that autograd looks through."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        y, mean, scale = torch.native_layer_norm(rows, rows.shape[-1:], weight, bias, eps)
+        ctx.eps = eps
+        ctx.save_for_backward(rows, weight, bias, mean, scale)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, bias, mean, scale = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:3]
+        if not torch.is_grad_enabled():
+            backward = torch.ops.aten.native_layer_norm_backward.default
+            return (*backward(grad, rows, rows.shape[-1:], mean, scale, weight, bias, needed), None)
+        y, scale = _standardised(rows, ctx.eps)
+        of_y = grad if weight is None else grad * weight
+        of_rows = scale * (of_y - of_y.mean(-1, keepdim=True) - y * (of_y * y).mean(-1, keepdim=True))
+        axes = tuple(range(grad.dim() - 1))
+        of_weight = (grad * y).sum(axes) if needed[1] else None
+        return of_rows if needed[0] else None, of_weight, grad.sum(axes) if needed[2] else None, None
+
+
 class _Arguments(NamedTuple):
     x: Tensor
     weight: Tensor
@@ -61,7 +127,7 @@ def _plainly(call: _Arguments) -> Tensor:
         y = F.rms_norm(rows, channels, weight, call.eps)
     else:
         bias = None if call.bias is None else (call.invariants @ call.bias.to(call.invariants)).to(rows.dtype)
-        y = F.layer_norm(rows, channels, weight, bias, call.eps)
+        y = layer_norm(rows, weight, bias, call.eps)
     return y.movedim(-1, 1).to(call.x.dtype)
 
 

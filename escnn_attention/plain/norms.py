@@ -154,7 +154,7 @@ class LayerNorm(ExactBuffers):
         rows, (weight, bias) = y.movedim(1, -1), self._of_channels(y, step)
         if self.kind == "rms":
             return F.rms_norm(rows, rows.shape[-1:], weight, self.eps).movedim(-1, 1)
-        return F.layer_norm(rows, rows.shape[-1:], weight, bias, self.eps).movedim(-1, 1)
+        return norms.layer_norm(rows, weight, bias, self.eps).movedim(-1, 1)
 
     def _of_channels(self, y: Tensor, step: int) -> tuple[Tensor | None, Tensor | None]:
         """The scale and the shift of every so many channels, in the precision of ``y``."""

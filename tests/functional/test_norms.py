@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
+from torch.func import jvp
 
 from escnn_attention.functional import norms
-from escnn_attention.functional.norms import field_norm
+from escnn_attention.functional.norms import field_norm, layer_norm
 from tests.functional.cuda import needs_cuda
 
 SHAPES = [(3, 12, 2, 5), (7, 12), (2, 4, 3)]  # images, channels, and space: four fields
@@ -84,3 +86,52 @@ def test_kernels_compile_for_a_gpu_in_every_precision(compiled, dtype, chip):
     tensors = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
     found = compiled("norms:_operator", norms._Arguments(*tensors, 1e-5, False), chip)
     assert [one.kernel for one in found] == ["norm", "norm_back", "norm_sums"]
+
+
+def leaves_of(affine):
+    torch.manual_seed(0)
+    shapes = [(2, 2, 4), (4,), (4,)][: 1 + 2 * affine]
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def gradients(*leaves):
+    """The gradients of a function of the normalised rows."""
+    y = layer_norm(*leaves, *[None] * (3 - len(leaves)), 1e-3)
+    return torch.autograd.grad(y.sin().sum(), leaves, create_graph=True)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_third_derivatives(affine, monkeypatch):
+    leaves = leaves_of(affine)
+    assert gradcheck(gradients, leaves)
+    assert gradgradcheck(gradients, leaves)
+    exact = norms._standardised
+    monkeypatch.setattr(norms, "_standardised", lambda rows, eps: (exact(rows, eps)[0], exact(rows, eps)[1].detach()))
+    with pytest.raises(GradcheckError):
+        gradgradcheck(gradients, leaves)
+
+
+def test_needed_gradients_alone():
+    leaves = leaves_of(True)
+    expected = torch.autograd.grad(layer_norm(*leaves, 1e-3).sin().sum(), leaves)
+    for graph in (False, True):
+        for needed in range(3):
+            some = [t.detach().requires_grad_(i == needed) for i, t in enumerate(leaves)]
+            (found,) = torch.autograd.grad(layer_norm(*some, 1e-3).sin().sum(), some[needed], create_graph=graph)
+            torch.testing.assert_close(found.detach(), expected[needed])
+
+
+def test_second_derivatives_in_forward_mode():
+    x = leaves_of(False)[0]
+    v = torch.ones_like(x).cumsum(-1)
+
+    def along(function):
+        return lambda x: jvp(function, (x,), (v,))[1]
+
+    found = along(along(lambda x: layer_norm(x, None, None, 1e-3).sin()))(x)
+    y = layer_norm(x, None, None, 1e-3).sin()
+    for _ in range(2):
+        ones = torch.ones_like(y, requires_grad=True)
+        (back,) = torch.autograd.grad(y, x, ones, create_graph=True)
+        (y,) = torch.autograd.grad(back, ones, v, create_graph=True)
+    torch.testing.assert_close(found, y)
