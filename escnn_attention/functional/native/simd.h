@@ -106,28 +106,35 @@ template <class T> inline T sum(V<T> x) {
     return total;
 }
 
-// 2^(unit x) by the polynomial of the least largest error around the nearest whole number, with relative errors of 2e-9 in
-// single and 3e-18 in double precision, where that is a normal number. What is not a number stays so.
-template <class T> inline V<T> normal_exp2(V<T> x, T unit, V<T>* nearest = nullptr) {
+// 2^(unit x) of N vectors, by the polynomial of the least largest error around the nearest whole number, with relative
+// errors of 2e-9 in single and 3e-18 in double precision, where that is a normal number. What is not a number stays so.
+// Each operation waits for the one before: several vectors side by side take less time than one after the other.
+template <class T, int N> inline void normal_exp2(const V<T> (&x)[N], T unit, V<T> (&y)[N], V<T> (&rounded)[N]) {
     using L = Lanes<T>;
     constexpr int degree = sizeof(L::series) / sizeof(T) - 1;
-    V<T> rounded = x * unit + L::shift;
-    const V<T> n = rounded - L::shift, f = x * unit - n;
-    V<T> y = all<T>(L::series[degree]);
-    UNROLL for (int k = degree - 1; k >= 0; k--) y = y * f + L::series[k];
-    typename L::I whole;
-    std::memcpy(&whole, &rounded, sizeof whole);
-    whole <<= L::mantissa;
-    V<T> power;
-    std::memcpy(&power, &whole, sizeof power);
-    if (nearest) *nearest = n;
-    return y * power;
+    V<T> f[N];
+    UNROLL for (int i = 0; i < N; i++) rounded[i] = x[i] * unit + L::shift;
+    UNROLL for (int i = 0; i < N; i++) f[i] = x[i] * unit - (rounded[i] - L::shift);
+    UNROLL for (int i = 0; i < N; i++) y[i] = all<T>(L::series[degree]);
+    UNROLL for (int k = degree - 1; k >= 0; k--)
+        UNROLL for (int i = 0; i < N; i++) y[i] = y[i] * f[i] + L::series[k];
+    UNROLL for (int i = 0; i < N; i++) {
+        typename L::I whole;
+        std::memcpy(&whole, &rounded[i], sizeof whole);
+        whole <<= L::mantissa;
+        V<T> power;
+        std::memcpy(&power, &whole, sizeof power);
+        y[i] *= power;
+    }
 }
-// The same for all x of at most 127 or 1023 by unit: 0 where it is hardly more than the smallest normal number.
-template <class T> inline V<T> exp2(V<T> x, T unit) {
-    V<T> nearest;
-    const V<T> y = normal_exp2<T>(x, unit, &nearest);
-    return nearest <= Lanes<T>::least ? V<T>{} : y;
+// 2^(unit (x - most)) of N vectors, for all differences of at most 127 or 1023 by unit: 0 where it is hardly more than
+// the smallest normal number. y may be x.
+template <class T, int N> inline void exp2(const V<T>* x, const V<T> (&most)[N], T unit, V<T>* y) {
+    V<T> less[N], power[N], rounded[N];
+    UNROLL for (int i = 0; i < N; i++) less[i] = x[i] - most[i];
+    normal_exp2<T>(less, unit, power, rounded);
+    UNROLL for (int i = 0; i < N; i++)
+        y[i] = rounded[i] <= Lanes<T>::shift + Lanes<T>::least ? V<T>{} : power[i];
 }
 
 // 1 / x, of normal numbers whose inverse is one, to about two units in the last place.

@@ -269,11 +269,12 @@ template <class T> struct EverythingPass {
         UNROLL for (int g = 0; g < G; g++) largest[g] = most[row + g];
         for (int64_t n = 0; n < stretch.num_keys(); n++)
             UNROLL for (int g = 0; g < G; g++) largest[g] = larger<T>(largest[g], x[n * G + g]);
-        UNROLL for (int g = 0; g < G; g++) {
-            shrink[g] = exp2<T>(most[row + g] - largest[g], unit), most[row + g] = largest[g];
+        exp2<T>(&most[row], largest, unit, shrink);
+        UNROLL for (int g = 0; g < G; g++) most[row + g] = largest[g];
+        for (int64_t n = 0; n < stretch.num_keys(); n++) {
+            exp2<T>(x + n * G, largest, unit, x + n * G);
+            UNROLL for (int g = 0; g < G; g++) part[g] += x[n * G + g];
         }
-        for (int64_t n = 0; n < stretch.num_keys(); n++)
-            UNROLL for (int g = 0; g < G; g++) part[g] += x[n * G + g] = exp2<T>(x[n * G + g] - largest[g], unit);
         UNROLL for (int g = 0; g < G; g++) total[row + g] = total[row + g] * shrink[g] + part[g];
         for (int64_t c = 0; c < channels; c++)
             UNROLL for (int g = 0; g < G; g++) outputs[channels * row + c * G + g] *= shrink[g];
@@ -322,11 +323,11 @@ template <class T> struct EverythingPass {
         const T unit = this->unit;
         W most[G], factor[G];
         UNROLL for (int g = 0; g < G; g++) most[g] = load(most_of(row + g)), factor[g] = load(factor_of(row + g));
-        for (int64_t n = 0; n < stretch.num_keys(); n++)
-            UNROLL for (int g = 0; g < G; g++) {
-                const W y = exp2<T>(scores[n * G + g] - most[g], unit);
-                scores[n * G + g] = NORMALIZED ? factor[g] * y : y;
-            }
+        for (int64_t n = 0; n < stretch.num_keys(); n++) {
+            W power[G];
+            exp2<T>(&scores[n * G], most, unit, power);
+            UNROLL for (int g = 0; g < G; g++) scores[n * G + g] = NORMALIZED ? factor[g] * power[g] : power[g];
+        }
     }
     // Of weights (keys, G), what the keys have by the queries of a group, or the values by the gradients of outputs.
     template <int G> void add_to_keys(const W* weight, const Buffer<W>& transposed, int64_t pose, const Buffer<T>& to) {

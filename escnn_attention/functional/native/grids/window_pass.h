@@ -123,8 +123,10 @@ template <class T> struct WindowPass {
             UNROLL for (int g = 0; g < G; g++) most[g] = larger<T>(most[g], x[n * G + g]);
         each_span(window.num_keys, 1, [&](int64_t first, int64_t last) {
             W part[G] = {};
-            for (int64_t n = first; n < last; n++)
-                UNROLL for (int g = 0; g < G; g++) part[g] += x[n * G + g] = exp2<T>(x[n * G + g] - most[g], unit);
+            for (int64_t n = first; n < last; n++) {
+                exp2<T>(x + n * G, most, unit, x + n * G);
+                UNROLL for (int g = 0; g < G; g++) part[g] += x[n * G + g];
+            }
             UNROLL for (int g = 0; g < G; g++) total[g] += part[g];
         });
         UNROLL for (int g = 0; g < G; g++) {
@@ -197,13 +199,16 @@ template <class T> struct WindowPass {
             most[g] = load(most_of(pose + g)), factor[g] = load(factor_of(pose + g)), of_row[g] = row_key(pose + g);
         }
         sum_in_spans<G>(inner, [&](int64_t first, int64_t last, W* part) {
-            for (int64_t n = first * key_poses; n < last * key_poses; n++)
+            for (int64_t n = first * key_poses; n < last * key_poses; n++) {
+                W power[G];
+                exp2<T>(&scores[n * G], most, unit, power);
                 UNROLL for (int g = 0; g < G; g++) {
-                    const W p = factor[g] * exp2<T>(scores[n * G + g] - most[g], unit);
+                    const W p = factor[g] * power[g];
                     const W grad = (DROPS ? p * kept_of(of_row[g], n) : p) * grads[n * G + g];
                     if (DROPS) kept[n * G + g] = p * kept_of(of_row[g], n);
                     scores[n * G + g] = p, grads[n * G + g] = grad, part[g] += grad;
                 }
+            }
         });
         sum_gradients<G>([&](int64_t first, int64_t last, auto add) {
             for (int64_t l = first; l < last; l++)
@@ -257,8 +262,7 @@ template <class T> struct WindowPass {
         UNROLL for (int g = 0; g < G; g++) most[g] = x[g];
         for (int64_t i = 1; i < n; i++)
             UNROLL for (int g = 0; g < G; g++) most[g] = larger<T>(most[g], x[i * G + g]);
-        for (int64_t i = 0; i < n; i++)
-            UNROLL for (int g = 0; g < G; g++) x[i * G + g] = exp2<T>(x[i * G + g] - most[g], unit);
+        for (int64_t i = 0; i < n; i++) exp2<T>(x + i * G, most, unit, x + i * G);
     }
     // The exponentials of the products of all query poses with the keys: group by group, (keys, G) each.
     void make_content() {
@@ -337,8 +341,7 @@ template <class T> struct WindowPass {
         scores_all<G>(out_pose, pose);
         const T unit = this->unit;
         UNROLL for (int g = 0; g < G; g++) most[g] = load(most_of(row + g)), factor[g] = -factor[g];
-        for (int64_t n = 0; n < window.num_keys; n++)
-            UNROLL for (int g = 0; g < G; g++) scores[n * G + g] = exp2<T>(scores[n * G + g] - most[g], unit);
+        for (int64_t n = 0; n < window.num_keys; n++) exp2<T>(&scores[n * G], most, unit, &scores[n * G]);
         return true;
     }
 

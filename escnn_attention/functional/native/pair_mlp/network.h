@@ -78,10 +78,12 @@ template <class T> struct Network {
     }
 
     // 1 / (1 + e^-z). At the bounds of z it is hardly more than 0, or 1; what is not a number stays so in products with z.
-    static W sigmoid(W z) {
+    static void sigmoid(const W* z, W* s) {
         constexpr T most = sizeof(T) == 4 ? 87 : 700;
-        z = smaller<T>(all<T>(most), larger<T>(all<T>(-most), z));
-        return reciprocal<T>(normal_exp2<T>(z, -LOG2E<T>) + T(1));
+        W x[tile], y[tile], rounded[tile];
+        UNROLL for (int v = 0; v < tile; v++) x[v] = smaller<T>(all<T>(most), larger<T>(all<T>(-most), z[v]));
+        normal_exp2<T>(x, -LOG2E<T>, y, rounded);
+        UNROLL for (int v = 0; v < tile; v++) s[v] = reciprocal<T>(y[v] + T(1));
     }
     // Calls f(number, unit) for all units, in tiles.
     template <int MOST = BLOCK, class F> void each_tile(int64_t units, F f) const {
@@ -122,7 +124,7 @@ template <class T> struct Network {
             for (int v = 0; v < chunk; v++) y[v] = all<T>(bias[unit * repeats + repeat]);
             for (int64_t i = 0; i < inputs; i++)
                 for (int v = 0; v < chunk; v++) y[v] += first[unit * inputs + i] * x[i * chunk + v];
-            for (int v = 0; v < chunk; v++) s[v] = sigmoid(y[v]);
+            for (int v = 0; v < chunk; v += tile) sigmoid(y + v, s + v);
             W* to = active.data + unit * chunk;
             for (int v = 0; v < chunk; v++) y[v] *= s[v];
             for (int v = 0; v < chunk; v++) to[v] = y[v];
@@ -139,7 +141,7 @@ template <class T> struct Network {
                 W y[B][tile], s[tile];
                 multiply<B>(second + unit * hidden, hidden, 1, &active[start], hidden, y);
                 for (int b = 0; b < B; b++) {
-                    for (int v = 0; v < tile; v++) s[v] = sigmoid(y[b][v]);
+                    sigmoid(y[b], s);
                     f(unit + b, start, y[b], s);
                 }
             }

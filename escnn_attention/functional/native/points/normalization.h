@@ -143,12 +143,13 @@ template <class T> struct Normalization {
             for (int i = 0; i < R; i++) most[i] = larger<T>(most[i], load(scores[i] + at));
         T top[4], sum_of[4];
         reduce_lanes<T, R>(most, top, larger<T>);
-        for (int64_t at = 0; at < task.padded; at += width)
-            for (int i = 0; i < R; i++) {
-                const W e = exp2<T>(load(scores[i] + at) - top[i], LOG2E<T>);
-                total[i] += e;
-                store(scores[i] + at, e);
-            }
+        for (int i = 0; i < R; i++) most[i] = all(top[i]);
+        for (int64_t at = 0; at < task.padded; at += width) {
+            W e[R];
+            for (int i = 0; i < R; i++) e[i] = load(scores[i] + at);
+            exp2<T>(e, most, LOG2E<T>, e);
+            for (int i = 0; i < R; i++) total[i] += e[i], store(scores[i] + at, e[i]);
+        }
         reduce_lanes<T, R>(total, sum_of, plus<T>);
         for (int i = 0; i < R; i++) {
             // Where all envelopes are 0 there is nothing to normalise.
@@ -159,15 +160,20 @@ template <class T> struct Normalization {
     }
     // Scores to weights before dropout, by what a forward pass kept.
     template <int R> void recompute(const Task<T>& task, const ScoreRow* rows, const Rows<T>& scores) const {
+        if (call.normalize_by_count) {
+            for (int i = 0; i < R; i++) weigh(measure_of(rows[i]), scores[i], task.padded);
+            return;
+        }
+        W top[R], factor[R];
         for (int i = 0; i < R; i++) {
-            T* x = scores[i];
-            if (call.normalize_by_count) {
-                weigh(measure_of(rows[i]), x, task.padded);
-                continue;
-            }
             const T* kept = as<T>(call.sums) + layout.sums_offset(rows[i]);
-            for (int64_t at = 0; at < task.padded; at += width)
-                store(x + at, kept[1] * exp2<T>(load(x + at) - kept[0], LOG2E<T>));
+            top[i] = all(kept[0]), factor[i] = all(kept[1]);
+        }
+        for (int64_t at = 0; at < task.padded; at += width) {
+            W e[R];
+            for (int i = 0; i < R; i++) e[i] = load(scores[i] + at);
+            exp2<T>(e, top, LOG2E<T>, e);
+            for (int i = 0; i < R; i++) store(scores[i] + at, factor[i] * e[i]);
         }
     }
     template <int R> void backward_by_count(const Task<T>& task, const ScoreRow* rows, const Rows<T>& scores,
