@@ -226,14 +226,21 @@ def _look_up_kept(make: Callable[..., _T], *arguments: Any) -> _T:
         else:
             return result  # type: ignore[no-any-return]
     result = _look_up(make, *arguments)
-    # What is made in inference mode is of no use to training.
-    if tensors and not torch.is_inference_mode_enabled():
+    if tensors and not for_this_call():
         # Bound here, as names of modules are gone when the interpreter ends; a reference is called with itself.
         forget = partial(_of_tensors.pop, key)
         _of_tensors[key] = state, [weakref.ref(t, forget) for t in tensors], result
         if len(_of_tensors) > _MOST_KEPT:
             _of_tensors.pop(next(iter(_of_tensors)), None)
     return result
+
+
+def for_this_call() -> bool:
+    """Whether what is made now is of no use to later calls.
+
+    Results of inference mode cannot be saved for a backward pass; those of a transform of ``torch.func`` end with it.
+    """
+    return torch.is_inference_mode_enabled() or torch._C._are_functorch_transforms_active()
 
 
 def _counts_changes(tensor: Tensor) -> bool:

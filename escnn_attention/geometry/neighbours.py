@@ -22,7 +22,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from escnn_attention.geometry.cache import constant_tables, in_graph, kept
+from escnn_attention.geometry.cache import constant_tables, for_this_call, in_graph, kept
 
 
 class Chunk(NamedTuple):
@@ -74,12 +74,12 @@ class Neighbours(ABC):
         return self._once(self._chunks, limit)
 
     def _once(self, make: Callable[..., list[Chunk]], *arguments: Any) -> list[Chunk]:
-        """The result of a method, kept for later calls; results of inference mode are not kept for training."""
+        """The result of a method, kept for later calls."""
         made, key = vars(self).setdefault("_made", {}), (make.__name__, arguments)
         if key in made:
             return made[key]  # type: ignore[no-any-return]
         chunks = make(*arguments)
-        if not torch.is_inference_mode_enabled():
+        if not for_this_call():
             made[key] = chunks
         return chunks
 

@@ -6,7 +6,9 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.func import grad
 
 from escnn_attention.geometry import cache
 from escnn_attention.geometry.cache import cached, constant_result, constant_tables, kept, shared_geometry
@@ -222,6 +224,16 @@ def test_what_inference_makes_is_not_kept():
             kept(make, x)
             kept(make, torch.ones(3))
         assert not kept(make, x).is_inference()
+
+
+def test_what_a_transform_makes_is_not_kept():
+    x = torch.ones(3)
+
+    def function(y):
+        return (y * kept(torch.exp, x)).sum()
+
+    grad(function)(x)
+    assert not is_functorch_wrapped_tensor(kept(torch.exp, x))
 
 
 def test_stand_ins_of_a_mode_are_not_kept():

@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.func import grad
 
 from escnn_attention.geometry.neighbours import Lists, Nearest, Neighbourhood, Neighbours, WholeClouds, stretches, where
 
@@ -256,3 +258,14 @@ def test_where():
     assert where(flags).tolist() == [1, 2]
     assert where(~flags).tolist() == [0, 3]
     assert where(flags[:1]).tolist() == []
+
+
+@pytest.mark.parametrize("method", ["chunks", "alike"])
+def test_what_a_transform_makes_of_a_cloud_is_not_kept(method):
+    def function(x):
+        getattr(WholeClouds.single(len(x), x.device), method)(7)
+        return x.sum()
+
+    grad(function)(torch.randn(37))
+    for some in getattr(WholeClouds.single(37, torch.device("cpu")), method)(7):
+        assert not is_functorch_wrapped_tensor(some.queries)
