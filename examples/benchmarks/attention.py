@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from escnn_attention.plain.irreps import Irreps
 from examples.benchmarks.curves import bars
 from examples.benchmarks.measure import Subject
-from examples.benchmarks.references import platonic
+from examples.benchmarks.references import octic_block, platonic
 from examples.benchmarks.report import Report, Run, time
 from examples.benchmarks.subjects import attention, bare_attention, gspace, plain_attention, torch_block, widened
 
@@ -78,14 +78,16 @@ def shared(report: Report, layer: str, ours: Subject) -> None:
 
 
 def blocks(run: Run) -> Report:
-    """Pre-norm blocks with rotary attention within frames: in irreps, by expanded weights, and PyTorch's own.
+    """Pre-norm blocks with rotary attention within frames: in irreps, by expanded weights, PyTorch's, and octic ViTs'.
 
-    Each frame has one head; PyTorch's block has heads of 64 channels.
+    Each frame has one head; PyTorch's block has heads of 64 channels. Octic ViTs have no encoding: ours without one is
+    measured beside them.
     """
-    report, rows = Report("blocks", run), []
+    report, rows, besides = Report("blocks", run), [], []
+    checkout = run.checkouts.get("octic_vits")
     grids = {"d4": ((16, 16), (16, 32)), "octahedral": ((4, 8, 8), (8, 8, 8)), "icosahedral": ((4, 8, 8), (8, 8, 8))}
     cases = [(space, shape, width) for space, shapes in grids.items() for shape in shapes for width in (384, 768)]
-    for space, shape, width in [("d4", (16, 16), 128)] if run.quick else cases:
+    for space, shape, width in [("d4", (16, 16), 96)] if run.quick else cases:
         order, batch, tokens = gspace(space).fibergroup.order(), 1 if run.quick else 8, math.prod(shape)
         fields = width // order
         options = {"num_heads": 1, "head_fields": fields, "keys": "own", "encoding": "rotary", "norm": "pre"}
@@ -96,7 +98,11 @@ def blocks(run: Run) -> Report:
             f"expanded, {name}": partial(ours, form="expanded"),
             f"irreps, {name}": ours,
         }
-        report.measure(subjects)
+        beside: dict[str, Subject] = {}
+        if space == "d4" and checkout:
+            beside[f"octic ViTs, {name}"] = partial(octic_block, batch, tokens, width, checkout=checkout)
+            beside[f"no encoding, {name}"] = partial(ours, encoding="none")
+        report.measure(subjects | beside)
         scores = 7 * 2 * batch * tokens**2 * fields * order  # two products forward, five backward
         _, expanded, irreps = (_products(subject) + scores for subject in subjects.values())
         operations = report.check(f"{name}: operations, irreps / expanded", irreps / expanded, "≤", 0.5)
@@ -104,10 +110,19 @@ def blocks(run: Run) -> Report:
         for other, most in (("expanded", 0.8), ("PyTorch", 1.0)):
             value = report.ratio(f"irreps, {name}", f"{other}, {name}")["seconds"]
             ratios.append(report.check(f"{name}: time, irreps / {other}", value, "≤", most))
+        if beside:
+            theirs, bare = beside
+            value = report.ratio(bare, theirs)["seconds"]
+            ratio = report.check(f"{name}: time, no encoding / octic ViTs", value, "≤", 1.0)
+            gains = [report.gains(f"{kind}, {name}", theirs)[0] for kind in ("irreps", "PyTorch")]
+            besides.append([name, *report.cost(theirs), *report.cost(bare), ratio, *gains])
         rows.append([name, *(cell for subject in subjects for cell in report.cost(subject)), *ratios])
     kinds = [column for kind in ("PyTorch", "expanded", "irreps") for column in (kind, "memory")]
     columns = ["block", *kinds, "operations", "time / expanded", "time / PyTorch"]
     report.table("Blocks: forward and backward", columns, rows)
+    if besides:
+        columns = ["block", "octic ViTs", "memory", "no encoding", "memory", "time / octic ViTs", "rotary", "PyTorch"]
+        report.table("Beside octic ViTs: forward and backward", columns, besides)
     groups = [str(row[0]) for row in rows]
     named = {kind: [f"{kind}, {group}" for group in groups] for kind in ("PyTorch", "expanded", "irreps")}
     bars(report, "blocks.png", "Pre-norm blocks, batch 8, forward and backward", groups, named)

@@ -23,7 +23,10 @@ COMMANDS = {
         "attention within frames against Platonic Transformers, and one score for all poses",
         "attention:rotary",
     ),
-    "blocks": ("pre-norm blocks in irreps against expanded weights and PyTorch's own block", "attention:blocks"),
+    "blocks": (
+        "pre-norm blocks in irreps against expanded weights, PyTorch's own block and octic ViTs",
+        "attention:blocks",
+    ),
     "step": ("a training step, and its profile", *_STEPS.values()),
     "fields": ("networks from fields to fields against those without a group", "networks:fields"),
     "attentive": (
@@ -70,9 +73,9 @@ def benchmark(
     g_selfatt: Annotated[Path | None, _checkout("GSA-Nets, for layers.")] = None,
     gevit: Annotated[Path | None, _checkout("GE-ViT, for layers.")] = None,
     platonic: Annotated[Path | None, _checkout("Platonic Transformers, for rotary and frames.")] = None,
+    octic_vits: Annotated[Path | None, _checkout("Octic ViTs, for blocks.")] = None,
     att_gconvs: Annotated[Path | None, _checkout("Attentive group convolutions, for attentive.")] = None,
-    lie_transformer: Annotated[Path | None, _checkout("The LieTransformer, for points.")] = None,
-    lie_conv: Annotated[Path | None, _checkout("The fork of LieConv that it needs.")] = None,
+    lie_transformer: Annotated[Path | None, _checkout("The LieTransformer, with its submodule, for points.")] = None,
     case: Annotated[Literal["rotmnist-p4", "d4-96"] | None, _step("The network; both if none is given.")] = None,
     query: Annotated[Literal["own", "all"], _step("Whose queries contribute to a pose.")] = "all",
     device: Annotated[Literal["cpu", "cuda"], _condition("Where to compute.")] = "cpu",
@@ -88,13 +91,11 @@ def benchmark(
     from examples.benchmarks.references import CheckoutError, check
     from examples.benchmarks.report import Run, summary
 
-    given = {"g_selfatt": g_selfatt, "gevit": gevit, "platonic": platonic, "att_gconvs": att_gconvs}
-    given |= {"lie_transformer": lie_transformer, "lie_conv": lie_conv}
+    given = {"g_selfatt": g_selfatt, "gevit": gevit, "platonic": platonic, "octic_vits": octic_vits}
+    given |= {"att_gconvs": att_gconvs, "lie_transformer": lie_transformer}
     checkouts = {name: str(path) for name, path in given.items() if path is not None}
     if device == "cuda" and not torch.cuda.is_available():
         _refuse("--device cuda: torch finds no CUDA device")
-    if lie_conv is not None and lie_transformer is None:
-        _refuse("--lie-conv: got it without --lie-transformer, the checkout that needs it")
     conditions = Conditions(device, dtype, threads, seed, repeats)
     conditions = conditions.hurried() if quick else conditions
     try:

@@ -87,20 +87,19 @@ def ratio(more: Result, less: Result) -> dict[str, float | None]:
     return {cost: None if a is None or b is None or b <= 0 else a / b for cost, (a, b) in pairs.items()}
 
 
-def gradient_step(forward: Callable[..., Tensor], inputs: Iterable[Tensor], parameters: Iterable[Tensor] = ()) -> Step:
-    """A forward pass, and the gradients of the output times a fixed random tensor for all inputs and parameters."""
+def gradient_step(forward: Callable[..., Any], inputs: Iterable[Tensor], parameters: Iterable[Tensor] = ()) -> Step:
+    """A forward pass, and the gradients of its outputs times fixed random tensors for all inputs and parameters."""
     arguments = [x.requires_grad_() for x in inputs]
     leaves = [*arguments, *parameters]
-    weight: Tensor | None = None
+    weights: list[Tensor] = []
 
     def step() -> None:
-        nonlocal weight
         for leaf in leaves:
             leaf.grad = None
         y = forward(*arguments)
-        if weight is None:
-            weight = torch.randn_like(y)
-        y.backward(weight)
+        outputs = y if isinstance(y, tuple) else (y,)
+        weights.extend(torch.randn_like(y) for y in outputs[len(weights) :])
+        torch.autograd.backward(outputs, weights)
 
     return step
 

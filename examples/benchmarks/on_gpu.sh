@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests that need a GPU and all benchmarks on it:
-#     examples/benchmarks/on_gpu.sh OUT [--minutes N] [--g-selfatt DIR] [--gevit DIR] [--platonic DIR] [--att-gconvs DIR] \
-#         [--lie-transformer DIR]
+#     examples/benchmarks/on_gpu.sh OUT [--minutes N] [--g-selfatt DIR] [--gevit DIR] [--platonic DIR] [--octic-vits DIR] \
+#         [--att-gconvs DIR] [--lie-transformer DIR]
 # Output goes to OUT. It continues after a failure and exits with a non-zero status. With --minutes it ends after about so
 # many: each command has a share of them, prints what it has measured so far, and is named if it is not finished.
 set -uo pipefail

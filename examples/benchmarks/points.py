@@ -33,7 +33,7 @@ def networks(run: Run) -> Report:
     if checkout := run.checkouts.get("lie_transformer"):
         sizes = {"channels": channels, "num_layers": layers, "num_heads": heads}
         reference = partial(lie_transformer, points, poses, batch, **sizes)
-        subjects[name] = partial(reference, checkout=checkout, lie_conv=run.checkouts.get("lie_conv"))
+        subjects[name] = partial(reference, checkout=checkout)
     sizes = {"fields": channels, "num_blocks": layers, "num_heads": heads}
     for ours, (encoding, projection) in NETWORKS.items():
         network = partial(point_network, f"c{poses}", points, batch, **sizes)

@@ -49,9 +49,10 @@ def check(checkouts: Mapping[str, str], conditions: Conditions) -> None:
     Raises:
         CheckoutError: one does not run.
     """
-    lie = partial(lie_transformer, 3, 2, 1, channels=4, num_layers=1, num_heads=2, lie_conv=checkouts.get("lie_conv"))
     probes = {"platonic": partial(platonic, 2, 1, 48, 2), "att_gconvs": partial(att_gconvs, None, 2)}
-    probes |= {"lie_transformer": lie} | dict.fromkeys(("g_selfatt", "gevit"), partial(gsa, 2, 3, 1, 3))
+    probes["lie_transformer"] = partial(lie_transformer, 3, 2, 1, channels=4, num_layers=1, num_heads=2)
+    probes["octic_vits"] = partial(octic_block, 1, 2, 48)
+    probes |= dict.fromkeys(("g_selfatt", "gevit"), partial(gsa, 2, 3, 1, 3))
     subjects = {n: partial(probe, checkout=checkouts[n]) for n, probe in probes.items() if n in checkouts}
     for result in measure(subjects, conditions.hurried()).values():
         if result.failure is not None:
@@ -91,6 +92,25 @@ def platonic(points: int, batch: int, channels: int, head_channels: int, *, chec
     return build
 
 
+def octic_block(batch: int, tokens: int, channels: int, *, checkout: str) -> Build:
+    """``BlockD8`` of octic ViTs with 6 heads and hidden layers twice as wide; on a CPU with PyTorch's GELU."""
+    layers, utils = import_from(checkout, "octic_vits.d8_layers", "octic_vits.d8_utils")
+
+    class Gelu(torch.nn.Module):
+        def forward(self, xs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            return utils.convert_8tuple_to_5tuple(layers.GeluD8()(utils.convert_5tuple_to_8tuple(xs)))
+
+    def build(place: Place) -> Step:
+        options = {} if place["device"] == "cuda" else {"act_layer": Gelu}
+        block = layers.BlockD8(channels, num_heads=6, mlp_ratio=2, qkv_bias=True, **options).to(**place)
+        # The irreps of dimension 1, and that of dimension 2, whose multiplicity is its dimension.
+        shapes = [(batch, tokens, channels // 8)] * 4 + [(batch, tokens, 2, channels // 4)]
+        xs = [torch.randn(shape, **place) for shape in shapes]
+        return gradient_step(lambda *xs: block(xs), xs, block.parameters())
+
+    return build
+
+
 def att_gconvs(attention: str | None, batch: int, *, checkout: str) -> Build:
     """A training step of the p4-CNN of attentive group convolutions for rotated MNIST, with a kind of attention."""
     _, models = import_from(checkout, "attgconv", "experiments.rot_mnist.models")
@@ -104,21 +124,17 @@ def att_gconvs(attention: str | None, batch: int, *, checkout: str) -> Build:
     return build
 
 
-def lie_transformer(
-    points: int, poses: int, batch: int, *, checkout: str, lie_conv: str | None = None, **sizes: int
-) -> Build:
+def lie_transformer(points: int, poses: int, batch: int, *, checkout: str, **sizes: int) -> Build:
     """``EquivariantTransformer`` on SE(2): its own kernel, dot product plus MLP of the location, under a softmax.
 
     Each point has 2 features and is lifted to a number of poses; the MLP of the location has 16 channels. The required
-    fork of LieConv is the submodule of the checkout, or ``lie_conv``. The sizes are ``channels``, ``num_layers`` and
+    fork of LieConv is the submodule of the checkout. The sizes are ``channels``, ``num_layers`` and
     ``num_heads``.
     """
     import_from(checkout, "eqv_transformer")
-    folder = Path(checkout, "LieConv") if lie_conv is None else Path(lie_conv)
-    if lie_conv is None and not (folder / "lie_conv").is_dir():
-        raise CheckoutError(
-            f"{checkout} has no folder LieConv/lie_conv: get the submodule, or name a checkout with --lie-conv"
-        )
+    folder = Path(checkout, "LieConv")
+    if not (folder / "lie_conv").is_dir():
+        raise CheckoutError(f"{checkout} has no folder LieConv/lie_conv: get the submodule")
     import_from(str(folder), "lie_conv")
     groups = _import_groups(folder.resolve())
     (network,) = import_from(checkout, "eqv_transformer.eqv_attention")

@@ -18,14 +18,23 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
-from examples.benchmarks import curves, files, growth, measure, points, profile
+from examples.benchmarks import attention, curves, files, growth, measure, points, profile
 from examples.benchmarks.cli import COMMANDS, app
 from examples.benchmarks.curves import Curve, follow, show, slope
 from examples.benchmarks.layers import CASES, QUICK, Case, layers
 from examples.benchmarks.measure import Conditions, Result, ratio
-from examples.benchmarks.references import CheckoutError, gsa, import_from, lie_transformer
+from examples.benchmarks.references import CheckoutError, gsa, import_from, lie_transformer, octic_block
 from examples.benchmarks.report import Check, Report, Run, cost, size, time
-from examples.benchmarks.subjects import clouds, convolution, gspace, nearest, plain_attention, widened, with_hub
+from examples.benchmarks.subjects import (
+    clouds,
+    convolution,
+    gspace,
+    nearest,
+    plain_attention,
+    torch_block,
+    widened,
+    with_hub,
+)
 
 ROOT = Path(__file__).parents[2]
 PLACE = {"device": "cpu", "dtype": torch.float32}
@@ -199,11 +208,11 @@ def test_points_are_judged_against_the_reference(asked, monkeypatch):
 
 
 def test_sizes_of_the_points(asked):
-    points.networks(run_of(lie_transformer="somewhere", lie_conv="elsewhere"))
+    points.networks(run_of(lie_transformer="somewhere"))
     reference, *ours = asked
     assert reference.args == (20, 2, 16)
     sizes = {"channels": 64, "num_layers": 4, "num_heads": 8}
-    assert reference.keywords == {**sizes, "checkout": "somewhere", "lie_conv": "elsewhere"}
+    assert reference.keywords == {**sizes, "checkout": "somewhere"}
     for network in ours:
         assert network.args == ("c2", 20, 16)
         options = network.keywords
@@ -226,6 +235,23 @@ def test_sizes_of_the_points(asked):
     (large,) = asked
     assert large.args == ("octahedral", 20000, 1)
     assert large.keywords["attention"] == {"num_neighbours": 32}
+
+
+def test_sizes_of_the_blocks(asked, monkeypatch, tmp_path):
+    monkeypatch.setattr(attention, "_products", lambda _: 1)
+    report = attention.blocks(run_of(tmp_path, octic_vits="somewhere"))
+    theirs = [subject for subject in asked if subject.func is octic_block]
+    plain = [subject.args for subject in asked if subject.func is torch_block]
+    assert [subject.args for subject in theirs] == plain[:4] == [(8, n, c) for n in (256, 512) for c in (384, 768)]
+    d4 = [subject for subject in asked if subject.args[0] == "d4"]
+    for expanded, rotary, bare in zip(d4[::3], d4[1::3], d4[2::3], strict=True):
+        assert rotary.args == bare.args == expanded.args
+        assert bare.keywords == rotary.keywords | {"encoding": "none"}
+        assert expanded.keywords == rotary.keywords | {"form": "expanded"}
+    assert [check.met for check in report.checks if "octic" in check.name] == 4 * [True]
+    asked.clear()
+    attention.blocks(run_of(tmp_path))
+    assert not [subject for subject in asked if subject.func is octic_block]
 
 
 def test_edges_of_the_curves():
@@ -289,37 +315,30 @@ def lie(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def lie_network(checkout, lie_conv=None):
+def lie_network(checkout):
     sizes = {"channels": 8, "num_layers": 1, "num_heads": 2}
-    return lie_transformer(4, 2, 2, **sizes, checkout=str(checkout), lie_conv=lie_conv)
+    return lie_transformer(4, 2, 2, **sizes, checkout=str(checkout))
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_the_line_that_is_no_python_is_mended(lie, inside):
+def test_the_line_that_is_no_python_is_mended(lie):
     with pytest.raises(SyntaxError):
         compile(GROUPS, "lieGroups.py", "exec")
+    lie_network(lie)(PLACE)()
     folder = lie / "LieConv"
-    if not inside:
-        folder = shutil.move(folder, lie.parent / "elsewhere")
-    lie_network(lie, None if inside else str(folder))(PLACE)()
     assert (folder / "lie_conv" / "lieGroups.py").read_text() == GROUPS
     assert not list(folder.rglob("lieGroups*.pyc"))
 
 
-def test_a_lie_transformer_that_lacks_something(lie, tmp_path):
-    def says(message, *folders):
+def test_a_lie_transformer_that_lacks_something(lie):
+    def says(message, folder=lie):
         with pytest.raises(CheckoutError, match=re.escape(message)):
-            lie_network(*folders)
+            lie_network(folder)
 
     says(f"{lie}/LieConv is no checkout of eqv_transformer", lie / "LieConv")
-    says(f"{tmp_path} is no checkout of lie_conv", lie, str(tmp_path))
     (lie / "LieConv" / "lie_conv" / "lieGroups.py").unlink()
-    says("is no checkout of LieConv: it has no file lie_conv/lieGroups.py", lie)
+    says("is no checkout of LieConv: it has no file lie_conv/lieGroups.py")
     shutil.rmtree(lie / "LieConv")
-    says("no folder LieConv/lie_conv: get the submodule, or name a checkout with --lie-conv", lie)
-    found = CliRunner().invoke(app, ["points", "--quick", "--lie-conv", str(lie.parent)])
-    assert found.exit_code == 2
-    assert "--lie-conv: got it without --lie-transformer" in found.stderr
+    says("no folder LieConv/lie_conv: get the submodule")
 
 
 def test_what_is_counted():
