@@ -93,18 +93,21 @@ class Call {
 
 }  // namespace
 
-// Of every so many modes one, if a number is given.
+// Of every so many modes one, if a number is given, from the mode of a second number on.
 int main(int number, char** arguments) {
-    const int every = number > 1 ? std::atoi(arguments[1]) : 1;
-    for (int bits = 0; bits < 256; bits += every) {
+    const int every = number > 1 ? std::atoi(arguments[1]) : 1, first = number > 2 ? std::atoi(arguments[2]) : 0;
+    for (int bits = first; bits < 256; bits += every) {
         const auto bit = [&](int i) { return bool(bits >> i & 1); };
         const Modes modes{bit(0), bit(1), bit(2), bit(3), bit(4), bit(5) ? 0.25 : 0.0, bits / 64 % 3 ? bits / 64 - 1 : 9, bits >= 192};
-        for (const auto& shape : {std::vector<int64_t>{1}, {37}, {3, 5}, {2, 3, 4}})
+        for (const auto& shape : {std::vector<int64_t>{1}, {37}, {3, 5}, {2, 3, 4}}) {
+            // Queries that see everything know of no axes: of so many pairs none is new.
+            if (modes.everything && modes.pair && shape.size() == 3) continue;
             for (int64_t query_poses : {1, 5})
                 for (int64_t chunk : {1, 1 << 20})  // bands of an image, and images side by side
                     if (!Call(modes, shape, query_poses, chunk).run())
                         return std::printf("failed: modes %d, %d axes, %d query poses, chunk %d\n", bits,
                                            int(shape.size()), int(query_poses), int(chunk)),
                                1;
+        }
     }
 }

@@ -101,10 +101,10 @@ class Call {
 
 }  // namespace
 
-// Of every so many modes one, if a number is given.
+// Of every so many modes one, if a number is given, from the mode of a second number on.
 int main(int number, char** arguments) {
-    const int every = number > 1 ? std::atoi(arguments[1]) : 1;
-    for (int bits = 0; bits < 256; bits += every) {
+    const int every = number > 1 ? std::atoi(arguments[1]) : 1, first = number > 2 ? std::atoi(arguments[2]) : 0;
+    for (int bits = first; bits < 256; bits += every) {
         const auto bit = [&](int i) { return bool(bits >> i & 1); };
         const bool content = bit(3) || bit(5) || !bit(6);
         const bool envelope = bit(0) != bit(4);

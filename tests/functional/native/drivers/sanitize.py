@@ -51,9 +51,12 @@ def build(compiler: list[str], sanitizer: str, loop: str, folder: Path, number: 
     return program
 
 
-def run(program: Path, every: int = 1, missing: int = 0) -> subprocess.CompletedProcess[str]:
-    """What a program says, and whether it failed, in one of so many modes, with all memory too small by ``missing``."""
-    return _run([str(program), str(every)], MISSING=str(missing))
+def run(program: Path, every: int = 1, first: int = 0, missing: int = 0) -> subprocess.CompletedProcess[str]:
+    """What a program says, and whether it failed, with all memory too small by ``missing``.
+
+    It runs one of ``every`` so many modes, from the ``first`` on.
+    """
+    return _run([str(program), str(every), str(first)], MISSING=str(missing))
 
 
 def _run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
