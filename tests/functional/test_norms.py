@@ -79,7 +79,7 @@ def test_on_cuda(dtype, tolerance, shape, rms):
     compare("cuda", dtype, tolerance, shape, rms)
 
 
-@pytest.mark.sampled(3, of="machine code for GPUs")
+@pytest.mark.sampled(2, of="machine code for GPUs")
 @pytest.mark.parametrize(("dtype", "chip"), [(torch.bfloat16, 80), (torch.float32, 90), (torch.float64, 80)])
 def test_kernels_compile_for_a_gpu_in_every_precision(compiled, dtype, chip):
     shapes = (8, 80, 24, 24), (20,), (20,), (80, 20)

@@ -93,7 +93,7 @@ def test_of_fewer_axes():
     torch.testing.assert_close(attach_waves(x, angle, width=16), complex_waves(x, angle))
 
 
-@pytest.mark.sampled(3, of="machine code for GPUs")
+@pytest.mark.sampled(2, of="machine code for GPUs")
 @pytest.mark.parametrize(
     ("dtypes", "waves", "unit", "pose", "chip"),  # pairs of the vectors with a pose, amplitudes, and cosines
     [

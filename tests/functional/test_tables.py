@@ -122,7 +122,7 @@ def test_gradients_of_selected_rows(monkeypatch, interpreted_kernels, channels, 
     assert (grad.double() - expected).abs().max() <= tolerance * expected.abs().max()
 
 
-@pytest.mark.sampled(3, of="machine code for GPUs")
+@pytest.mark.sampled(2, of="machine code for GPUs")
 @pytest.mark.parametrize(("dtype", "chip"), [(torch.bfloat16, 80), (torch.float32, 90), (torch.float64, 80)])
 def test_kernels_compile_for_a_gpu_in_every_precision(compiled, dtype, chip):
     shapes = (16, 2), (16,), (9, 10, 16), (9, 4, 10), (25, 2), (4, 2, 2)

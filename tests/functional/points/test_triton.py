@@ -256,7 +256,7 @@ def test_a_gpu_prefers_it_for_neighbours():
     assert "triton" not in BETWEEN_POINTS.preference("cpu")
 
 
-@pytest.mark.sampled(3, of="machine code for GPUs")
+@pytest.mark.sampled(2, of="machine code for GPUs")
 @pytest.mark.parametrize("chip", [80, 90])
 @pytest.mark.parametrize("summed", [False, True])
 @pytest.mark.parametrize("own", [False, True])
@@ -276,7 +276,7 @@ def test_kernels_compile_for_a_gpu(compiled, chip, summed, own, content, dtype, 
         assert all(one.spilled == 0 and one.occupancy >= 2 for one in found), found
 
 
-@pytest.mark.sampled(3, of="machine code for GPUs")
+@pytest.mark.sampled(2, of="machine code for GPUs")
 @pytest.mark.parametrize("chip", [80, 90])
 @pytest.mark.parametrize("poses", [4, 24])
 @pytest.mark.parametrize(
