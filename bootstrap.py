@@ -6,7 +6,7 @@
     python3 bootstrap.py lint                  ruff (rules and format) and import-linter
     python3 bootstrap.py types                 mypy
     python3 bootstrap.py docs                  the site, into docs/_build/html
-    python3 bootstrap.py setup                 everything the other tasks need, and no task
+    python3 bootstrap.py setup                 everything the other tasks need, compiled, and no task
 
 Python 3.10 or later with venv and pip is all it needs: no Fortran compiler, no GPU. The first call installs what its
 task needs; later calls install again only after a change of the project's requirements. lie_learn, and with it NumPy 1,
@@ -193,7 +193,7 @@ def commands(environment: Environment, task: str, arguments: list[str]) -> list[
         ],
         "types": [[python, "-m", "mypy"]],
         "docs": [[python, "-m", "sphinx", "-q", "-W", "-b", "html", "docs", "docs/_build/html"]],
-        "setup": [],
+        "setup": [[python, "-m", "tests.compile"]],
     }[task]
 
 
