@@ -38,4 +38,7 @@ def as_encoding(encoding: Encoding | str | None) -> Encoding:
         if encoding not in _NAMES:
             raise ValueError(f"encoding: got {encoding!r}, needed one of {', '.join(map(repr, _NAMES))}")
         return _NAMES[encoding]()
+    if isinstance(encoding, type) and issubclass(encoding, Encoding):
+        name = encoding.__name__
+        raise TypeError(f"encoding: got the class {name}, needed an Encoding, such as {name}(), a name or None")
     raise TypeError(f"encoding: got {type(encoding).__name__}, needed an Encoding, a name or None")

@@ -76,7 +76,7 @@ class Heads:
         if projection == "pointwise":
             check_regular("out_type", out_type, 'projection="pointwise"')
         check_int("registers", registers, least=0)
-        return cls(num_heads, channels, group, projection, bool(bias), qk_norm, registers)
+        return cls(num_heads, channels, group, projection, check_bool("bias", bias), qk_norm, registers)
 
     def needs(self, encoding: Encoding | PairKernel, mode: AttentionMode) -> Needs:
         """What a head needs of the fields, which an encoding reads.

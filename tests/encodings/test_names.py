@@ -26,3 +26,5 @@ def test_wrong_encodings_are_refused():
     for value in 3, MLPEncoding, torch.nn.Linear(2, 2), False:
         with pytest.raises(TypeError, match=r"encoding: .*Encoding"):
             as_encoding(value)
+    with pytest.raises(TypeError, match=r"encoding: .*MLPEncoding\(\)"):
+        as_encoding(MLPEncoding)

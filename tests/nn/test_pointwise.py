@@ -287,8 +287,9 @@ def test_bad_arguments(message, make):
 
 
 def test_unknown_parts():
-    with pytest.raises(TypeError, match=r"qk_norm: .*needed True or"):
-        ea.GroupSelfAttention(FIELDS, FIELDS, qk_norm=1, kernel_size=None)
+    for name in ("qk_norm", "bias"):
+        with pytest.raises(TypeError, match=rf"{name}: .*needed True or"):
+            ea.GroupSelfAttention(FIELDS, FIELDS, kernel_size=None, **{name: 1})
     with pytest.raises(TypeError, match=r"gain: .*such option"):
         HybridNet(C4, 1, 2, block={"gain": 1})
     with pytest.raises(TypeError, match=r"query: .*such option"):
