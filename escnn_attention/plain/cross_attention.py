@@ -220,7 +220,7 @@ class CrossAttention(ScoredHeads):
         if coords is not None:
             return Scattered(x, coords.to(PRECISE[self.inverse_action.dtype]), batch)
         space, images = x.shape[2:], x.shape[0]
-        grid = kept_grid(space, Window(), self.inverse_action.dtype, x.device)
+        grid = kept_grid(space, Window(), PRECISE[self.inverse_action.dtype], x.device)
         places = grid.coordinates * ((max((1, *space)) - 1) / 2 or 1.0)
         cloud = _images_of(images, grid.num_positions, x.device)
         return Scattered(rows_of(x).flatten(0, -2), places.repeat(images, 1), cloud)

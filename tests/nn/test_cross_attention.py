@@ -1001,3 +1001,20 @@ def test_points_that_do_not_fit():
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute"])
+@pytest.mark.parametrize("on_grid", ["queries", "keys", "neither"])
+def test_points_and_grids_in_half_precision(on_grid, encoding):
+    fields = regular(C4, 2)
+    layer = drawn(GroupCrossAttention(fields, fields, fields, encoding=encoding))
+    points, others = cloud(fields, 6), cloud(fields, 5)
+    grid = random_field(fields, 3, 4, batch=1)
+    inputs = {"queries": (grid, points), "keys": (points, grid), "neither": (points, others)}[on_grid]
+    expected = layer(*inputs).tensor
+    half = [
+        GeometricTensor(x.tensor.bfloat16(), x.type, None if x.coords is None else x.coords.bfloat16()) for x in inputs
+    ]
+    found = layer.bfloat16()(*half).tensor
+    assert found.dtype == torch.bfloat16
+    assert (found - expected).norm() <= 0.1 * expected.norm()
