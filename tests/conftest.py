@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from tests.sampling import mark_undrawn, one_in, seed_of_the_commit
+from tests.sampling import long_first, mark_undrawn, one_in, seed_of_the_commit
 
 if TYPE_CHECKING:
     from tests.fresh_python import FreshPython
@@ -215,3 +215,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         drawn = one_in(config.option.one_in, items, config.option.hypothesis_seed)
         config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i not in drawn])
         items[:] = [items[i] for i in sorted(drawn)]
+    if not whole:
+        long_first(items)

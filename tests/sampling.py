@@ -150,6 +150,14 @@ def _is_slow(items: Sequence[pytest.Item]) -> bool:
     return any(item.get_closest_marker("slow") for item in items)
 
 
+def long_first(items: list[pytest.Item]) -> None:
+    """Move the tests that have a name in common, ``of``, to the start, which take seconds each.
+
+    At the end they would be all that one process still runs while the others have nothing left.
+    """
+    items.sort(key=lambda item: not any("of" in mark.kwargs for mark in item.iter_markers("sampled")))
+
+
 def one_in(number: int, items: Sequence[pytest.Item], seed: int) -> set[int]:
     """The places of one in so many tests of each file, drawn with as many cases of each test as of any other."""
     files: dict[str, list[int]] = {}

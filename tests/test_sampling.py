@@ -9,7 +9,7 @@ import pytest
 
 from tests.sampling import _STRIDE as STRIDE
 from tests.sampling import CASES as FEW
-from tests.sampling import SLOW, in_turn, mark_undrawn, one_in, seed_of_the_commit, spread
+from tests.sampling import SLOW, in_turn, long_first, mark_undrawn, one_in, seed_of_the_commit, spread
 
 SAMPLED, SLOW_MARK = pytest.mark.sampled.mark, pytest.mark.slow.mark
 CASES = [set(zip("abc", values, strict=True)) for values in itertools.product(range(5), range(3), range(2))]
@@ -163,6 +163,13 @@ def test_several_tests_as_one_sweep():
         left.append(drawn)
     assert sorted(left) == [*range(13)]
     assert 12 in left[:2]  # each test first
+
+
+def test_long_tests_are_first():
+    marks = {"a": [SAMPLED], "b": [pytest.mark.sampled(1, of="files").mark], "c": [SLOW_MARK], "d": [], "e": []}
+    items = [Combination(f"test_{name}", {}, *some) for name, some in (marks | {"e": marks["b"]}).items()]
+    long_first(items)
+    assert [item.nodeid[5] for item in items] == [*"beacd"]
 
 
 def test_what_is_exhaustive_already_is_not_drawn():

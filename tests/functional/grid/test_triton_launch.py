@@ -49,7 +49,7 @@ NARROW = ["C4", "C8", "12 poses", "torus"]
 OLDER = [(80, torch.float32, name) for name in NARROW]
 
 
-@pytest.mark.sampled(1)  # of kernels that take a compiler ten seconds and more
+@pytest.mark.sampled(1, of="large kernels for GPUs")
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize(("chip", "dtype", "name"), [(90, dtype, name) for dtype in DTYPES for name in SIZES] + OLDER)
 def test_registers_hold_what_kernels_work_on(compiled, query, chip, dtype, name):
