@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from escnn_attention.encodings.base import AbsoluteEncoding, Encoding, MLPEncoding, NoEncoding, SeparableEncoding
 from escnn_attention.encodings.convolutional import ConvolutionalEncoding
 from escnn_attention.encodings.frequencies import FourierEncoding, RotaryEncoding
@@ -38,7 +40,9 @@ def as_encoding(encoding: Encoding | str | None) -> Encoding:
         if encoding not in _NAMES:
             raise ValueError(f"encoding: got {encoding!r}, needed one of {', '.join(map(repr, _NAMES))}")
         return _NAMES[encoding]()
-    if isinstance(encoding, type) and issubclass(encoding, Encoding):
-        name = encoding.__name__
-        raise TypeError(f"encoding: got the class {name}, needed an Encoding, such as {name}(), a name or None")
-    raise TypeError(f"encoding: got {type(encoding).__name__}, needed an Encoding, a name or None")
+    raise TypeError(f"encoding: got {_named(encoding)}, needed an Encoding, a name or None")
+
+
+def _named(given: Any) -> str:
+    """What was given in place of an encoding, for an error."""
+    return f"the class {given.__name__}, not {given.__name__}()" if isinstance(given, type) else type(given).__name__
