@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -137,14 +137,20 @@ def npz_file(path: Path, *instead: str) -> Iterator[np.lib.npyio.NpzFile]:
         yield arrays
 
 
-def check_images(
-    path: Path, name: str, images: npt.NDArray[np.generic], labels: npt.NDArray[np.generic], shape: tuple[int, ...]
-) -> npt.NDArray[np.int64]:
-    """Check images, uint8 (N, ``shape``), and labels from 0 to 9 of a file; return the labels as int64."""
-    if images.dtype != np.uint8 or images.shape[1:] != shape or images.ndim != 1 + len(shape):
-        sizes = ", ".join(map(str, shape))
-        raise UserError(f"{path}: {name}_images must be uint8 (N, {sizes}), found {images.dtype} {images.shape}")
-    return check_labels(path, f"{name}_labels", labels, len(images))
+_KINDS = {"uint8": ("u1",), "integers": ("i", "u"), "floats": ("f",)}
+
+
+def check_array(path: Path | str, name: str, values: Any, kind: str, *shape: int | str) -> None:
+    """Check that an array of a file is of ``"uint8"``, ``"integers"`` or ``"floats"``, which must be finite.
+
+    In its shape a letter stands for any size.
+    """
+    fits = len(values.shape) == len(shape) and all(n in (m, str(n)) for n, m in zip(shape, values.shape, strict=True))
+    if not fits or not values.dtype.str[1:].startswith(_KINDS[kind]):
+        needed = f"{kind} {shape}".replace("'", "")
+        raise UserError(f"{path}: {name} must be {needed}, found {values.dtype} {values.shape}")
+    if kind == "floats" and not np.isfinite(values).all():
+        raise UserError(f"{path}: {name} must be finite")
 
 
 def check_labels(
@@ -153,8 +159,7 @@ def check_labels(
     """Check labels, ``count`` ≥ 1 integers from 0 to ``num_classes`` − 1; return them as int64."""
     if not count:
         raise UserError(f"{path}: {name} must be at least one, found none")
-    if labels.shape != (count,) or labels.dtype.kind not in "iu":
-        raise UserError(f"{path}: {name} must be integers ({count},), found {labels.dtype} {labels.shape}")
+    check_array(path, name, labels, "integers", count)
     if labels.min() < 0 or labels.max() >= num_classes:
         found = f"{labels.min()} to {labels.max()}"
         raise UserError(f"{path}: {name} must lie between 0 and {num_classes - 1}, found {found}")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from escnn_attention.training.data.clouds import modelnet40
 from escnn_attention.training.data.files import (
     Published,
-    check_images,
+    check_array,
     check_labels,
     data_folder,
     download,
@@ -147,13 +147,28 @@ def test_a_flipped_bit_is_refused_or_does_not_matter(tmp_path, kind, data):
 
 
 def test_labels_come_back_as_int64(tmp_path):
-    images = np.zeros((3, 4, 4), np.uint8)
-    labels = check_images(tmp_path, "x", images, np.array([0, 9, 1], np.uint8), (4, 4))
+    labels = check_labels(tmp_path, "x", np.array([0, 9, 1], np.uint8), 3)
     assert (labels.tolist(), labels.dtype) == ([0, 9, 1], np.int64)
     with pytest.raises(UserError, match=r"y .*between 0 and 1"):
         check_labels(tmp_path, "y", np.array([0, 2]), 2, num_classes=2)
-    with pytest.raises(UserError, match=r"x_images .*uint8 \(N, 4, 5\)"):
-        check_images(tmp_path, "x", images, labels, (4, 5))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "shape", "needed"),
+    [
+        ("u1", "uint8", ("N", 4, 5), r"uint8 \(N, 4, 5\)"),
+        ("u1", "uint8", ("N", 4), r"uint8 \(N, 4\)"),
+        ("u2", "uint8", ("N", 4, 4), "uint8"),
+        ("f4", "integers", (3, 4, 4), "integers"),
+        ("i8", "floats", ("N", 4, 4), "floats"),
+    ],
+)
+def test_arrays_of_another_kind_or_shape(tmp_path, dtype, kind, shape, needed):
+    with pytest.raises(UserError, match=rf"x must be {needed}.*found .* \(3, 4, 4\)"):
+        check_array(tmp_path, "x", np.zeros((3, 4, 4), dtype), kind, *shape)
+    right = {"uint8": ("u1",), "integers": ("u1", "i8"), "floats": ("f4", ">f8")}
+    for each in right[kind]:
+        check_array(tmp_path, "x", np.zeros((3, 4, 4), each), kind, "N", 4, 4)
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ import torch
 
 from escnn_attention.training.data.base import PublishedData, Source, integers
 from escnn_attention.training.data.clouds.base import CloudsInMemory, PointClouds
-from escnn_attention.training.data.files import Published, check_labels, download, readable
-from escnn_attention.training.errors import UserError
+from escnn_attention.training.data.files import Published, check_array, check_labels, download, readable
 
 URL = "https://shapenet.cs.stanford.edu/media/modelnet40_ply_hdf5_2048.zip"
 MD5 = "c9ab8e6dfb16f67afdab25e155c79e59"
@@ -106,10 +105,7 @@ def _models(path: Path, content: bytes) -> tuple[npt.NDArray[np.float32], npt.ND
     """Points (B, 2048, 3) and labels (B,) of an HDF5 file."""
     with h5py.File(io.BytesIO(content)) as file:
         points, labels = file["data"][()], file["label"][()]
-    if points.ndim != 3 or points.shape[1:] != (_POINTS, 3) or points.dtype.kind != "f":
-        raise UserError(f"{path}: data must be floats (N, {_POINTS}, 3), found {points.dtype} {points.shape}")
-    if not np.isfinite(points).all():
-        raise UserError(f"{path}: data must be finite")
+    check_array(path, "data", points, "floats", "N", _POINTS, 3)
     if labels.shape == (len(points), 1):
         labels = labels[:, 0]
     return points.astype(np.float32), check_labels(path, "label", labels, len(points), len(CATEGORIES))

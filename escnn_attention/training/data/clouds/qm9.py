@@ -17,7 +17,7 @@ from escnn_attention.plain.cloud_pooling import offsets_from_mean
 from escnn_attention.training.data.base import PARTS, PublishedData, Source
 from escnn_attention.training.data.clouds.base import CloudsInMemory, PointClouds, move
 from escnn_attention.training.data.clouds.orientation import Array, Integers, in_frame_of_positions
-from escnn_attention.training.data.files import Published, make_from_downloads, npz_file
+from escnn_attention.training.data.files import Published, check_array, make_from_downloads, npz_file
 from escnn_attention.training.errors import UserError
 
 _NAMES = """
@@ -99,7 +99,7 @@ def read(path: Path, tensors: bool = False) -> Molecules:
     """Read a :data:`FILE`, unpickling nothing; a :class:`UserError` names an array that is wrong."""
     with npz_file(path) as arrays:
         sizes, charges, positions = (arrays[name] for name in ("num_atoms", "charges", "positions"))
-        _check(path, "num_atoms", sizes, "iu", (np.size(sizes),))
+        check_array(path, "num_atoms", sizes, "integers", np.size(sizes))
         values, names = arrays["targets"], tuple(str(name) for name in arrays["target_names"])
         entries = None
         if tensors:
@@ -112,28 +112,20 @@ def read(path: Path, tensors: bool = False) -> Molecules:
             if sorted(order) != sorted(ENTRIES):
                 raise UserError(f"{path}: polarizability_names must be {', '.join(ENTRIES)}, found {', '.join(order)}")
             entries = arrays["polarizability"]
-            _check(path, "polarizability", entries, "f", (len(sizes), 6))
+            check_array(path, "polarizability", entries, "floats", len(sizes), 6)
             entries = entries[:, [order.index(name) for name in ENTRIES]].astype(np.float64)
     if not len(sizes) or sizes.min() < 1:
         raise UserError(f"{path}: num_atoms must be at least 1 of at least one molecule")
     atoms = int(sizes.sum(dtype=np.int64))
-    _check(path, "charges", charges, "iu", (atoms,))
-    _check(path, "positions", positions, "f", (atoms, 3))
-    _check(path, "targets", values, "f", (len(sizes), len(names)))
+    check_array(path, "charges", charges, "integers", atoms)
+    check_array(path, "positions", positions, "floats", atoms, 3)
+    check_array(path, "targets", values, "floats", len(sizes), len(names))
     if not np.isin(charges, list(ELEMENTS.values())).all():
         raise UserError(f"{path}: charges must be those of {', '.join(ELEMENTS)}")
     if missing := [target.name for target in TARGETS.values() if target.name not in names]:
         raise UserError(f"{path}: target_names must have {', '.join(missing)}, found {', '.join(names)}")
     sizes, charges = sizes.astype(np.int64), charges.astype(np.int64)
     return Molecules(sizes, charges, positions.astype(np.float64), values.astype(np.float64), names, entries)
-
-
-def _check(path: Path, name: str, values: npt.NDArray[Any], kinds: str, shape: tuple[int, ...]) -> None:
-    if values.dtype.kind not in kinds or values.shape != shape:
-        kind = "floats" if kinds == "f" else "integers"
-        raise UserError(f"{path}: {name} must be {kind} {shape}, found {values.dtype} {values.shape}")
-    if kinds == "f" and not np.isfinite(values).all():
-        raise UserError(f"{path}: {name} must be finite")
 
 
 def convert(out: IO[bytes], archive: Path, excluded: Path) -> None:

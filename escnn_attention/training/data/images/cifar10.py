@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from escnn_attention.training.data.base import InMemory
-from escnn_attention.training.data.files import Published, check_labels, download, npz_file, readable
+from escnn_attention.training.data.files import Published, check_array, check_labels, download, npz_file, readable
 from escnn_attention.training.data.images.base import Augmentation, PublishedImages, random_crops
 from escnn_attention.training.errors import UserError
 
@@ -102,7 +102,11 @@ class CIFAR10(PublishedImages):
         with npz_file(path) as arrays:
             stream, offsets, labels = (arrays[f"{file}_{name}"] for name in ("jpeg", "offsets", "labels"))
         labels = check_labels(path, f"{file}_labels", labels, labels.size)
-        offsets = _check_offsets(path, f"{file}_offsets", offsets, len(labels), stream)
+        check_array(path, f"{file}_jpeg", stream, "uint8", "N")
+        check_array(path, f"{file}_offsets", offsets, "integers", len(labels) + 1)
+        offsets = offsets.astype(np.int64)
+        if offsets[0] != 0 or offsets[-1] != len(stream) or (np.diff(offsets) <= 0).any():
+            raise UserError(f"{path}: {file}_offsets must grow from 0 to {len(stream)}")
         if file == "train" and len(labels) <= held_out:
             raise UserError(f"{path}: {len(labels)} training images, of which the last {held_out} validate: too few")
         split = len(labels) - held_out
@@ -140,20 +144,6 @@ def _in_memory(files: list[npt.NDArray[np.uint8]]) -> InMemory:
     records = np.concatenate(files)
     images = np.ascontiguousarray(records[:, 1:]).reshape(-1, 3, _SIZE, _SIZE)
     return InMemory(torch.from_numpy(images), torch.from_numpy(records[:, 0].astype(np.int64)))
-
-
-def _check_offsets(
-    path: Path, name: str, offsets: npt.NDArray[Any], count: int, stream: npt.NDArray[Any]
-) -> npt.NDArray[np.int64]:
-    """Offsets, as int64: they must be ``count`` + 1 integers that grow from 0 to the length of ``stream``, bytes."""
-    if stream.dtype != np.uint8 or stream.ndim != 1:
-        raise UserError(f"{path}: the images must be one row of uint8, found {stream.dtype} {stream.shape}")
-    if offsets.shape != (count + 1,) or offsets.dtype.kind not in "iu":
-        raise UserError(f"{path}: {name} must be integers ({count + 1},), found {offsets.dtype} {offsets.shape}")
-    places = offsets.astype(np.int64)
-    if places[0] != 0 or places[-1] != len(stream) or (np.diff(places) <= 0).any():
-        raise UserError(f"{path}: {name} must grow from 0 to {len(stream)}")
-    return places
 
 
 def _decode(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from escnn_attention.training.data.base import InMemory
-from escnn_attention.training.data.files import Published, check_images, make_from_downloads, npz_file
+from escnn_attention.training.data.files import Published, check_array, check_labels, make_from_downloads, npz_file
 from escnn_attention.training.data.images.base import PublishedImages
 
 URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -123,7 +123,8 @@ def _arrays(path: Path, name: str, chosen: slice = slice(None)) -> tuple[npt.NDA
     """Images (N, 28, 28), as the file has them, and labels (N,)."""
     with npz_file(path) as arrays:
         images, labels = (arrays[f"{name}_{kind}"][chosen] for kind in ("images", "labels"))
-    return images, check_images(path, name, images, labels, (_SIZE, _SIZE))
+    check_array(path, f"{name}_images", images, "uint8", "N", _SIZE, _SIZE)
+    return images, check_labels(path, f"{name}_labels", labels, len(images))
 
 
 def _in_memory(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64]) -> InMemory:

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from escnn_attention.training.data.files import Published, check_labels, make_from_downloads, readable
+from escnn_attention.training.data.files import Published, check_array, check_labels, make_from_downloads, readable
 from escnn_attention.training.data.images.base import PublishedImages
-from escnn_attention.training.errors import UserError
 
 URL = "https://zenodo.org/records/2546921/files/{}?download=1"
 MD5 = {
@@ -79,9 +78,7 @@ class ImagesInFile:
         self._opened: tuple[int, h5py.Dataset] | None = None
         with readable(images), h5py.File(images) as file:
             found = file["x"]
-            if found.dtype != np.uint8 or found.shape[1:] != (_SIZE, _SIZE, 3):
-                kind = f"{found.dtype} {found.shape}"
-                raise UserError(f"{images}: x must be uint8 (N, {_SIZE}, {_SIZE}, 3), found {kind}")
+            check_array(images, "x", found, "uint8", "N", _SIZE, _SIZE, 3)
             count = len(found)
         with readable(labels), h5py.File(labels) as file:
             values = file["y"][()]

@@ -198,7 +198,7 @@ def test_the_original_goes_before_jpeg(tmp_path, files, jpeg_arrays, monkeypatch
     ("change", "message"),
     [
         ({"train_jpeg": None}, "train_jpeg"),
-        ({"train_jpeg": np.zeros((3, 4), np.uint8)}, r"the images must be one row of uint8, found uint8 \(3, 4\)"),
+        ({"train_jpeg": np.zeros((3, 4), np.uint8)}, r"train_jpeg must be uint8 \(N,\), found uint8 \(3, 4\)"),
         ({"train_offsets": np.arange(5)}, r"train_offsets must be integers \(31,\), found int64 \(5,\)"),
         ({"train_offsets": np.arange(31)}, "train_offsets must grow from 0 to"),
         ({"train_labels": np.full(30, 10)}, "train_labels must lie between 0 and 9"),
