@@ -175,8 +175,7 @@ def grid_symmetries(gspace: GSpace) -> dict[str, npt.NDArray[np.float64]]:
 def orient(data: PublishedImages, gspace: GSpace) -> dict[str, Tensor]:
     """The test images (N, 1, S, S), from 0 to 1, by the name of their orientation.
 
-    As they are (:data:`UPRIGHT`), under each of :func:`grid_symmetries`, and each rotated by an angle of its own
-    (:data:`ANY_ANGLE`).
+    They are as given (:data:`UPRIGHT`), under :func:`grid_symmetries`, or rotated at random (:data:`ANY_ANGLE`).
     """
     x = data.source("test").take(slice(data.limits["test"]))[0].to(torch.float32) / data.white
     by_element = {name: turned(x, g.round().astype(int), {"scalar": 1}) for name, g in grid_symmetries(gspace).items()}

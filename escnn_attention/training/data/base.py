@@ -40,9 +40,8 @@ class TrainingSampler(DistributedSampler[Draw]):
     """Shuffled batches of one size, of which each process gets an equal share.
 
     Batch b of an epoch holds places bB, ..., bB + B − 1 of its :func:`epoch_order`, where B is ``batch_size``, and
-    process r of W gets places rB/W, ..., (r + 1)B/W − 1 of it: together the processes see the batches that one process
-    sees. What does not fill a batch at the end is left out, unless ``drop_last`` is false; then a single process gets
-    it as a smaller batch.
+    process r of W gets places rB/W, ..., (r + 1)B/W − 1 of it: together they see the batches that one process sees.
+    What does not fill a batch is left out, or with a false ``drop_last`` a single process gets it as a smaller batch.
 
     >>> first, second = TrainingSampler(length=10, batch_size=4, seed=0)
     >>> shares = [next(iter(TrainingSampler(10, 4, 0, rank, world_size=2))).indices for rank in (0, 1)]
@@ -168,9 +167,8 @@ class Batches(Dataset[Any]):
 class DataInParts(pl.LightningDataModule, ABC):
     """Data in three parts, ``"train"``, ``"valid"`` and ``"test"``, in reproducible batches.
 
-    A training batch is a function of the seed, the epoch and its number. It depends neither on the number of processes
-    or workers, nor on whether the run was interrupted after an earlier epoch. Validation and tests see every sample
-    exactly once.
+    A training batch is a function of the seed, the epoch and its number: not of the number of processes or workers, or
+    of whether the run was interrupted after an earlier epoch. Validation and tests see every sample exactly once.
 
     A subclass defines the content of the data set and its place. In a configuration file::
 
@@ -232,11 +230,9 @@ class DataInParts(pl.LightningDataModule, ABC):
         if parts:
             self._sources.update(self._load(parts))
         for part, limit in parts.items():
-            if limit is not None and limit > (there := len(self._sources[part])):
-                warnings.warn(
-                    f"limit_{part}: got {limit}, but there are {there:,} {self.things}: all of them are used",
-                    stacklevel=2,
-                )
+            if limit is not None and limit > (count := len(self._sources[part])):
+                message = f"limit_{part}: got {limit}, but there are {count:,} {self.things}: all of them are used"
+                warnings.warn(message, stacklevel=2)
 
     def train_dataloader(self) -> DataLoader[Any]:
         rank, world_size = self._process("batch_size")
@@ -284,11 +280,9 @@ class DataInParts(pl.LightningDataModule, ABC):
 
     def _evaluation_loader(self, part: str) -> DataLoader[Any]:
         rank, world_size = self._process("eval_batch_size")
-        count = self._count(part)
-        if count < world_size:
-            raise UserError(
-                f"the {part} {self.things} must be at least as many as the processes, got {count} for {world_size}"
-            )
+        if (count := self._count(part)) < world_size:
+            counts = f"got {count} for {world_size}"
+            raise UserError(f"the {part} {self.things} must be at least as many as the processes, {counts}")
         return self._loader(part, EvaluationSampler(count, self.eval_batch_size, rank, world_size))
 
     def _loader(self, part: str, sampler: TrainingSampler | EvaluationSampler) -> DataLoader[Any]:

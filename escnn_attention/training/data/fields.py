@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -133,7 +133,7 @@ class GridFields(DataInParts):
 
     def __init__(self, *, batch_size: int = 16, turn_train: Turns = "none", **options: Any) -> None:
         super().__init__(batch_size=batch_size, **options)
-        one_of(("none", "rotations", "all"), turn_train=turn_train)
+        one_of(get_args(Turns), turn_train=turn_train)
         self.turn_train: Turns = turn_train
 
     def _batches(self, part: str) -> Batches:
@@ -242,23 +242,17 @@ class FieldData(GridFields):
         kinds = self.targets if name == "targets" else self.inputs
         before, shape = (2, "(N, T, C, *space)") if name == "trajectories" else (1, "(N, C, *space)")
         dim = array.ndim - before - 1
+        where, found = f"{self.path}: {name}", f"{array.dtype} {array.shape}"
         if dim not in (2, 3) or array.dtype.kind != "f" or 0 in array.shape:
-            raise UserError(
-                f"{self.path}: {name} must be floating-point numbers {shape} on a grid of 2 or 3 axes, found"
-                f" {array.dtype} {array.shape}"
-            )
+            raise UserError(f"{where} must be floating-point numbers {shape} on a grid of 2 or 3 axes, found {found}")
         channels = sum(count * (dim if kind == "vector" else 1) for kind, count in kinds.items())
         if array.shape[before] != channels:
-            raise UserError(
-                f"{self.path}: {name} have {array.shape[before]} channels, needed {channels} for {dict(kinds)}"
-            )
+            raise UserError(f"{where} have {array.shape[before]} channels, needed {channels} for {dict(kinds)}")
         if before == 2 and array.shape[1] < self.frames + self.step:
-            raise UserError(
-                f"frames, step: got {self.frames} and {self.step}, but {self.path} has trajectories of {array.shape[1]}"
-                " frames"
-            )
+            given, found = f"{self.frames} and {self.step}", f"trajectories of {array.shape[1]} frames"
+            raise UserError(f"frames, step: got {given}, but {self.path} has {found}")
         if not np.isfinite(array).all():
-            raise UserError(f"{self.path}: {name} must be finite numbers")
+            raise UserError(f"{where} must be finite numbers")
         return torch.from_numpy(array.astype(np.float32))
 
     def _rows(self, count: int) -> dict[str, Tensor]:
@@ -266,10 +260,8 @@ class FieldData(GridFields):
         test, valid, train = self.numbers
         left, needed = count - test - valid, test + valid + (train or 1)
         if count < needed:
-            raise UserError(
-                f"num_train, num_valid, num_test: needed {needed} together, but {self.path} has {count}"
-                f" {'pairs' if self.has_pairs else 'trajectories'}"
-            )
+            found = f"{count} {'pairs' if self.has_pairs else 'trajectories'}"
+            raise UserError(f"num_train, num_valid, num_test: needed {needed} together, but {self.path} has {found}")
         order = torch.from_numpy(np.random.default_rng(0).permutation(count))
         sizes = [test, valid, train or left]
         return dict(zip(("test", "valid", "train"), order[: sum(sizes)].split(sizes), strict=True))
@@ -285,8 +277,7 @@ class PoissonOnTorus(GeneratedData, GridFields):
         \varrho(x) = \sum_i q_i\, e^{-|x - x_i|^2 / 2 w^2}
 
     with six charges :math:`q_i = \pm 1` of the width w = 0.3 at random places of a torus of sides 2π, solved by fast
-    Fourier transforms. The field at a position depends on the charges everywhere. Both are in units of their standard
-    deviation.
+    Fourier transforms. The field depends on the charges everywhere. Both are in units of their standard deviation.
 
     Args:
         size: the positions along every axis.

@@ -140,7 +140,7 @@ def npz_file(path: Path, *instead: str) -> Iterator[np.lib.npyio.NpzFile]:
 _KINDS = {"uint8": ("u1",), "integers": ("i", "u"), "floats": ("f",)}
 
 
-def check_array(path: Path | str, name: str, values: Any, kind: str, *shape: int | str) -> None:
+def check_array(path: Path, name: str, values: Any, kind: str, *shape: int | str) -> None:
     """Check that an array of a file is of ``"uint8"``, ``"integers"`` or ``"floats"``, which must be finite.
 
     In its shape a letter stands for any size.
@@ -154,7 +154,7 @@ def check_array(path: Path | str, name: str, values: Any, kind: str, *shape: int
 
 
 def check_labels(
-    path: Path | str, name: str, labels: npt.NDArray[np.generic], count: int, num_classes: int = 10
+    path: Path, name: str, labels: npt.NDArray[np.generic], count: int, num_classes: int = 10
 ) -> npt.NDArray[np.int64]:
     """Check labels, ``count`` ≥ 1 integers from 0 to ``num_classes`` − 1; return them as int64."""
     if not count:

@@ -30,24 +30,18 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_checkpoint(path, checkpoint)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        # In memory first: torch's error for a full disk does not say that the disk is full.
+        with io.BytesIO() as buffer:
+            torch.save(checkpoint, buffer)
+            with atomic_file(Path(path)) as file:
+                file.write(buffer.getbuffer())
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """The content of a local file. Only tensors and plain values are unpickled, for any ``weights_only``."""
         return read_checkpoint(Path(path))
-
-
-def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint in one step."""
-    # In memory first: torch's error for a full disk does not say that the disk is full.
-    with io.BytesIO() as buffer:
-        torch.save(content, buffer)
-        with atomic_file(path) as file:
-            file.write(buffer.getbuffer())
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

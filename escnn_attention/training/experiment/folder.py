@@ -49,8 +49,7 @@ def check_folder(folder: Path, checkpoint: Path | None, configuration: Mapping[s
 def made_for_training(folder: Path, patience: float) -> Iterator[None]:
     """Make a folder, and keep other processes from training in it, waiting ``patience`` seconds for them to end.
 
-    A training that is refused before it has finished an epoch removes its files, the folder, and the parents that it
-    made.
+    A training that is refused before it has finished an epoch removes its files, and the folders that it made.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)

@@ -32,8 +32,7 @@ def write_result(
 ) -> None:
     """Write ``test.json``: measured ``metrics``, called ``test_NAME``, further ``facts``, and what they depend on.
 
-    ``tested`` has the configuration, versions and hardware of the measurement. A file of another one is kept under
-    another name.
+    ``tested`` has the configuration, versions and hardware of the measurement. A file of another one is kept aside.
     """
     content = read_checkpoint(checkpoint)
     curve = state_of(_newest(content, checkpoint.parent / LAST), EpochHistory.__qualname__)

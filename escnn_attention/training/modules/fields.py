@@ -54,8 +54,7 @@ class FieldModule(Scheduled):
         **options: of :class:`~.scheduled.Scheduled`, such as ``optimizer`` and ``schedule``.
 
     Raises:
-        ValueError: as :class:`~.scheduled.Scheduled` raises, or no fields; on a batch, an output of another shape than
-            the targets.
+        ValueError: as :class:`~.scheduled.Scheduled` raises, or no fields; on a batch, an output of another shape.
 
     Example:
         >>> import torch

@@ -24,12 +24,8 @@ class PointModule(Scheduled):
 
     def forward(self, clouds: Clouds) -> Tensor:
         """The output of the network for a batch."""
-        return self.output(clouds.features, clouds)
-
-    def output(self, features: Tensor, clouds: Clouds) -> Tensor:
-        """The output of the network for a batch with other features of its points."""
         of_pairs = {} if clouds.edge_attr is None else {"edge_attr": clouds.edge_attr}
-        return self.run(features, clouds.coords, batch=clouds.batch, **of_pairs)
+        return self.run(clouds.features, clouds.coords, batch=clouds.batch, **of_pairs)
 
     @staticmethod
     def targets(batch: Clouds) -> Tensor:
@@ -91,11 +87,12 @@ def numbered(thing: str, names: Sequence[str], values: Tensor, truth: Tensor | N
 class PointClassifier(PointModule):
     """Trains a network that gives the logits of clouds, by cross-entropy: of one classification, or of several.
 
+    The accuracy is the mean over all classifications, and ``exact`` the part of the clouds in which all are right.
+
     Args:
         network: of ``(features, coords, batch=batch)`` to ``(B, num_targets * num_classes)``.
         num_classes: of each classification.
-        num_targets: the number of classifications, such as counts of several things. The accuracy is the mean over all
-            of them, and ``exact`` the part of the clouds in which all are right.
+        num_targets: the number of classifications, such as counts of several things.
         label_smoothing, **options: of :class:`~.classifier.Classifier`.
 
     Raises:
@@ -174,9 +171,9 @@ class PointClassifier(PointModule):
 class PointRegression(PointModule):
     r"""Trains a network that gives numbers or tensors of clouds.
 
-    Targets may be standardised: where the data has an ``original`` (as :class:`~escnn_attention.training.QM9` has),
-    mean absolute errors are in its units, as ``test_mae_NAME`` of each of its ``targets``. ``error`` is the mean
-    absolute error of what the data gives, over all targets; the epoch with the lowest is the best.
+    ``error`` is the mean absolute error of what the data gives, over all targets; the epoch with the lowest is the
+    best. ``mae_NAME`` is that of each of the ``targets`` of the data, in its units: as what ``original`` makes of
+    standardised values, where the data has it, as :class:`~escnn_attention.training.QM9` has.
 
     Args:
         network: of ``(features, coords, batch=batch)`` to ``(B, T)`` or ``(B, d, d)``, as the targets are; those of
@@ -185,8 +182,7 @@ class PointRegression(PointModule):
         **options: of :class:`~.scheduled.Scheduled`, such as ``optimizer`` and ``schedule``.
 
     Raises:
-        ValueError: as :class:`~.scheduled.Scheduled` raises, or an unknown loss; on a batch, an output of another shape
-            than the targets.
+        ValueError: as :class:`~.scheduled.Scheduled` raises, or another loss; on a batch, an output of another shape.
 
     Example:
         >>> import torch
@@ -260,8 +256,7 @@ class PointDynamics(TrajectoryModule):
 
     Raises:
         TypeError: another network.
-        ValueError: as :class:`TrajectoryModule` raises; no step that is known; on a batch, no frames, or features of
-            pairs.
+        ValueError: as :class:`TrajectoryModule` raises; no known step; on a batch, no frames, or features of pairs.
 
     Example:
         >>> import torch
@@ -325,8 +320,7 @@ class PointForecast(TrajectoryModule):
         **options: of :class:`TrajectoryModule`, such as ``optimizer`` and ``step``, T where there are two frames.
 
     Raises:
-        ValueError: as :class:`TrajectoryModule` raises; no step that is known; on a batch, no frames, or an output of
-            another shape.
+        ValueError: as :class:`TrajectoryModule` raises; no known step; on a batch, no frames, or another output shape.
 
     Example:
         >>> import torch
@@ -346,7 +340,7 @@ class PointForecast(TrajectoryModule):
         """The positions ``(N, d)`` in the last frame."""
         frames = self.frames(clouds)
         velocities = frames[:, 0, 1]
-        misses = self.output(torch.cat([clouds.features, velocities], dim=1), clouds)
+        misses = super().forward(clouds._replace(features=torch.cat([clouds.features, velocities], dim=1)))
         if misses.shape != clouds.coords.shape:
             raise ValueError(f"network: got an output {tuple(misses.shape)}, needed {tuple(clouds.coords.shape)}")
         return clouds.coords + (frames.shape[1] - 1) * self.time_of_step() * velocities + misses

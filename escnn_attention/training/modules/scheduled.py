@@ -193,8 +193,7 @@ class Scheduled(pl.LightningModule):
     """Base of the Lightning modules here: an optimiser with a schedule, and random numbers that survive a restart.
 
     Args:
-        optimizer: from the parameters, or groups of them, to an optimiser; its learning rate is the highest of the
-            schedule.
+        optimizer: from the parameters, or groups of them, to an optimiser, with the highest rate of the schedule.
         schedule: of the learning rate, step by step. ``"constant"``; ``"cosine"``, which falls to zero like a cosine;
             ``"one-cycle"``, which rises from a 25th and falls to zero with cosine flanks; ``"steps"``, which falls by
             the factor ``gamma`` after each of the epochs ``milestones``, ascending; ``"plateau"``, which falls by
@@ -216,8 +215,7 @@ class Scheduled(pl.LightningModule):
         keeps_arrays: whether ``predict`` writes what is predicted as an array, beside the rows of :meth:`describe`.
 
     Raises:
-        ValueError: an argument is none of the above; in training: a warm-up that is longer, or ``"plateau"`` where no
-            data validates.
+        ValueError: another argument; in training, a warm-up that is longer, or ``"plateau"`` where no data validates.
 
     Example:
         >>> import torch
@@ -283,8 +281,7 @@ class Scheduled(pl.LightningModule):
 
     def told_by_data(self, name: str, default: Any = None) -> Any:
         """An attribute of the data module of the trainer, where there is one."""
-        data = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
-        return getattr(data, name, default)
+        return getattr(getattr(self._trainer, "datamodule", None), name, default)
 
     def on_train_batch_start(self, batch: Any, batch_index: int) -> None:
         # Processes that share a batch must not drop the same features of different images.
@@ -393,11 +390,7 @@ class Scheduled(pl.LightningModule):
         return batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
 
     def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
-        """The rows that ``predict`` writes: one for each prediction, with the target if it is known.
-
-        Raises:
-            NotImplementedError: the module has no predictions to write.
-        """
+        """The rows that ``predict`` writes: one for each prediction, with the target if it is known."""
         raise NotImplementedError(f"{type(self).__name__} has no predictions to write")
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("jsonargparse")
 
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.experiment.checkpoints import read_checkpoint, write_checkpoint
+from escnn_attention.training.experiment.checkpoints import AtomicCheckpointIO, read_checkpoint
 from tests.training.experiment.runs import SHORT, WHOLE, call
 
 CONTENT = {"state_dict": {"network.w": torch.arange(50.0)}, "epoch": 3, "callbacks": {"rows": [{"loss": 0.5}]}}
@@ -18,7 +18,7 @@ CONTENT = {"state_dict": {"network.w": torch.arange(50.0)}, "epoch": 3, "callbac
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("checkpoints") / "last.ckpt"
-    write_checkpoint(path, CONTENT)
+    AtomicCheckpointIO().save_checkpoint(CONTENT, path)
     return path
 
 
@@ -83,7 +83,7 @@ def test_a_part_of_a_checkpoint_is_refused(path, data):
 def test_other_weights_are_refused(tmp_path, state, message):
     for save in (
         lambda path: torch.save({"state_dict": state}, path),
-        lambda p: write_checkpoint(p, {"state_dict": state}),
+        lambda p: AtomicCheckpointIO().save_checkpoint({"state_dict": state}, p),
     ):
         save(tmp_path / "last.ckpt")
         with pytest.raises(UserError, match=message):
@@ -94,11 +94,11 @@ def test_a_full_disk_is_said_of_its_file(tmp_path):
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     path = tmp_path / "last.ckpt"
-    write_checkpoint(path, {"epoch": 1})
+    AtomicCheckpointIO().save_checkpoint({"epoch": 1}, path)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
         with pytest.raises(OSError, match="File too large") as caught:
-            write_checkpoint(path, {"state_dict": {"w": torch.zeros(5000)}})
+            AtomicCheckpointIO().save_checkpoint({"state_dict": {"w": torch.zeros(5000)}}, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.filename == str(path)

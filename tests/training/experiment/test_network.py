@@ -12,7 +12,7 @@ pytest.importorskip("jsonargparse")
 from escnn_attention import PoseLinear
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import load_network
-from escnn_attention.training.experiment.checkpoints import read_checkpoint, write_checkpoint
+from escnn_attention.training.experiment.checkpoints import AtomicCheckpointIO, read_checkpoint
 from tests.training.experiment.runs import SHORT, WHOLE, call, weights
 
 
@@ -50,11 +50,11 @@ def test_checkpoints_carry_the_layout_of_weights(tmp_path):
     fields = nn.FieldType(space, 2 * [space.regular_repr])
     layer = PoseLinear(fields, fields)
     state = torch.nn.ModuleDict({"network": layer}).state_dict()
-    write_checkpoint(tmp_path / "best.ckpt", {"state_dict": state})
+    AtomicCheckpointIO().save_checkpoint({"state_dict": state}, tmp_path / "best.ckpt")
     assert read_checkpoint(tmp_path / "best.ckpt")["state_dict"]._metadata["network.plain.projection"] == {"version": 1}
     load_network(tmp_path, PoseLinear(fields, fields))
     state._metadata["network.plain.projection"]["version"] = 2
-    write_checkpoint(tmp_path / "best.ckpt", {"state_dict": state})
+    AtomicCheckpointIO().save_checkpoint({"state_dict": state}, tmp_path / "best.ckpt")
     with pytest.raises(UserError, match=r"newer version: .*in layout 2"):
         load_network(tmp_path, layer)
 

@@ -199,10 +199,8 @@ class PointClouds(DataInParts):
     Args:
         rotate_train: rotate each training cloud about its mean at random, in another way in each epoch: ``True``, or in
             three dimensions ``"z"`` for rotations about the third axis.
-        rotate_test: rotate each test cloud at random in a way that depends on the seed only. Validation clouds are
-            left as they are.
-        translate_train, translate_test: move each of these clouds by a normal vector with this standard deviation along
-            each axis.
+        rotate_test: rotate each test cloud at random, by the seed only. Validation clouds are left as they are.
+        translate_train, translate_test: move each cloud by a normal vector, with this standard deviation on each axis.
         reflect_train: mirror each training cloud with probability ½, another half of them in each epoch. For targets
             that a mirror image has, too.
         **options: of :class:`~escnn_attention.training.data.base.DataInParts`, such as ``batch_size``.

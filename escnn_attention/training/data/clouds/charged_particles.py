@@ -65,8 +65,7 @@ def energy(systems: Systems) -> Array:
 def simulate(systems: Systems, steps: Sequence[int], time_step: float = TIME_STEP) -> tuple[Array, Array]:
     r"""Positions and velocities, each (S, T, n, d), after the T ascending numbers of ``steps``.
 
-    The published rule: in each step of the time τ, ``time_step``, the force first changes the velocity, and then the
-    new velocity the position,
+    The published rule: in each step of the time τ, ``time_step``, first the velocity changes, then the position,
 
     .. math::
         v \mathrel{+}= \tau F(q), \qquad q \mathrel{+}= \tau v, \qquad
@@ -129,10 +128,9 @@ class ChargedParticles(GeneratedClouds):
     - ``targets`` (B,): the energy in this frame;
     - ``point_targets`` (B·n, 2, 2, 3): in ``start_frame`` and in ``end_frame``, position and velocity.
 
-    With the defaults it is the benchmark of EGNN and its successors, its physics and its numbers of systems; the
-    systems themselves are drawn by a generator of this package. The error there is the mean square over all coordinates
-    in ``end_frame``: 0.082 for the best multiple of the velocity (here 0.085, with a standard error of 0.001), 0.0071
-    for EGNN.
+    The defaults are the benchmark of EGNN and its successors, its physics and numbers of systems; the systems are drawn
+    by a generator of this package. The error there is the mean square over all coordinates in ``end_frame``: 0.082 for
+    the best multiple of the velocity (here 0.085, with a standard error of 0.001), 0.0071 for EGNN.
 
     Args:
         num_train, num_valid, num_test: systems of each part.
@@ -140,16 +138,14 @@ class ChargedParticles(GeneratedClouds):
         conjugate_train: change the sign of all charges of each training system with probability ½, of another half of
             them in each epoch. Forces are products of two charges, and stay as they are.
         reverse_train: likewise let time run backwards: a system starts where it ended, with opposite velocities, and
-            ends where it started. The published rule goes back on itself to the order of its time step, but for forces
-            that were held back.
+            ends where it started: exact to the order of the time step, but for forces that were held back.
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
     Attributes:
         step: the time from ``start_frame`` to ``end_frame``.
 
     Source: Kipf, Fetaya, Wang, Welling and Zemel, *Neural relational inference for interacting systems*, ICML 2018; in
-    space, without the box and with these frames: Satorras, Hoogeboom and Welling, *E(n) equivariant graph neural
-    networks*, ICML 2021.
+    space, with these frames: Satorras, Hoogeboom and Welling, *E(n) equivariant graph neural networks*, ICML 2021.
 
     Example:
         >>> data = ChargedParticles(num_train=4, batch_size=4, start_frame=0, end_frame=1)

@@ -104,8 +104,7 @@ class Constellations(GeneratedClouds):
     of the training clouds unless files were made before).
 
     The published test sets are ``rotate_test`` (SE(2); there an angle of 10°, or a uniform one) and ``translate_test``
-    (T(2)). The published augmentation moves all clouds of a batch alike, along both axes by the same; here every cloud
-    is moved in its own way.
+    (T(2)). The published augmentation moves all clouds of a batch alike, and by the same along both axes.
 
     Args:
         num_train, num_valid, num_test: clouds of each part; as published 10,000 to train and 1,000 to test.

@@ -242,8 +242,7 @@ class QM9(PublishedData, PointClouds):
             ``std`` is the root of the mean square of all entries of what is left.
         folder, limit_train, limit_valid, limit_test, download: see
             :class:`~escnn_attention.training.data.base.PublishedData`.
-        **options: of :class:`~.base.PointClouds`. The published augmentation is ``rotate_train`` with
-            ``translate_train`` 0.5.
+        **options: of :class:`~.base.PointClouds`. As published: ``rotate_train`` with ``translate_train`` 0.5.
 
     Attributes:
         units: of each target.

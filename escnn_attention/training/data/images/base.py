@@ -103,8 +103,7 @@ def _prepared(
 class PublishedImages(PublishedData, ABC):
     """A published data set of images in three parts, ``"train"``, ``"valid"`` and ``"test"``.
 
-    A batch is a pair of images (B, C, H, W) float32, normalised channel by channel, and labels (B,) int64. The images
-    are kept as bytes.
+    A batch is a pair of images (B, C, H, W) float32, normalised channel by channel, and labels (B,) int64.
 
     Args:
         folder, **options: of :class:`~escnn_attention.training.data.base.PublishedData`.

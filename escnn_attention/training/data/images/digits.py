@@ -79,18 +79,14 @@ def read(size: int = SIZE) -> dict[str, tuple[npt.NDArray[np.uint8], npt.NDArray
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    bunch = load_digits()
-    images, labels = _sampled(bunch.images, size), bunch.target.astype(np.int64)
-    rest, test = train_test_split(np.arange(len(labels)), test_size=600, stratify=labels, random_state=_SPLIT_SEED)
-    train, valid = train_test_split(rest, test_size=197, stratify=labels[rest], random_state=_SPLIT_SEED)
-    return {part: (images[at], labels[at]) for part, at in (("train", train), ("valid", valid), ("test", test))}
-
-
-def _sampled(images: npt.NDArray[np.float64], size: int) -> npt.NDArray[np.uint8]:
+    images, labels = load_digits(return_X_y=True)
+    images, labels = images.reshape(-1, SIZE, SIZE), labels.astype(np.int64)
     if size != SIZE:
         # Pixels are squares of a grid that keeps its outer border, with zeros beyond it. A spline is linear in the
         # pixels and separable: its values for unit vectors determine it.
         along = ndimage.zoom(np.eye(SIZE), (size / SIZE, 1), order=3, mode="grid-constant", grid_mode=True)
         images = along @ images @ along.T
-    scale = white(size) / white(SIZE)
-    return np.rint(images * scale).clip(0, white(size)).astype(np.uint8)
+    images = np.rint(images * (white(size) / white(SIZE))).clip(0, white(size)).astype(np.uint8)
+    rest, test = train_test_split(np.arange(len(labels)), test_size=600, stratify=labels, random_state=_SPLIT_SEED)
+    train, valid = train_test_split(rest, test_size=197, stratify=labels[rest], random_state=_SPLIT_SEED)
+    return {part: (images[at], labels[at]) for part, at in (("train", train), ("valid", valid), ("test", test))}

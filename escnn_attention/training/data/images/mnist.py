@@ -82,8 +82,7 @@ class RotMNIST(PublishedImages):
     Normalised with mean 0.1307 and standard deviation 0.3081.
 
     Args:
-        full_train: train on all 12,000 images of the training file. None are left to validate, and the last epoch
-            counts.
+        full_train: train on all 12,000 images of the training file. None validate, and the last epoch counts.
         folder, **options: of :class:`~.base.PublishedImages`, such as ``batch_size`` and ``rotate_train``.
 
     Source: Larochelle, Erhan, Courville, Bergstra and Bengio, *An empirical evaluation of deep architectures on

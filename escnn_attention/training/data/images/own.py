@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from escnn_attention.training.data.base import EvaluationSampler, InMemory
-from escnn_attention.training.data.files import check_labels
+from escnn_attention.training.data.files import check_labels, npz_file, readable
 from escnn_attention.training.data.images.base import PublishedImages, image_batches
 from escnn_attention.training.errors import UserError
 
@@ -45,9 +45,12 @@ class OwnImages(pl.LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Read the images."""
-        if not self.path.exists():
-            raise UserError(f"--images: there is no {self.path}")
-        self._source = self._folder() if self.path.is_dir() else self._file()
+        try:
+            if not self.path.exists():
+                raise UserError(f"there is no {self.path}")
+            self._source = self._folder() if self.path.is_dir() else self._file()
+        except UserError as error:
+            raise UserError(f"--images: {error}") from error
 
     def predict_dataloader(self) -> DataLoader[tuple[Tensor, Tensor | None]]:
         """The images, in order, with their labels or None."""
@@ -60,7 +63,7 @@ class OwnImages(pl.LightningDataModule):
         suffixes = Image.registered_extensions()
         files = sorted(p for p in self.path.rglob("*") if p.suffix.lower() in suffixes and p.is_file())
         if not files:
-            raise UserError(f"--images: {self.path} holds no images")
+            raise UserError(f"{self.path} holds no images")
         self.names = [file.relative_to(self.path).as_posix() for file in files]
         images = torch.from_numpy(np.stack([self._read(file) for file in files]))
         parents = [file.parent.name if file.parent != self.path else "" for file in files]
@@ -72,45 +75,34 @@ class OwnImages(pl.LightningDataModule):
         """One image, (C, H, W) uint8."""
         channels, size = self.trained_on.in_channels, self.trained_on.size
         if channels not in _MODES:
-            raise UserError(f"--images: got a folder, and the network takes {channels} channels: give an .npz file")
-        try:
-            with Image.open(file) as image:
-                mode, shape, pixels = image.mode, image.size, np.array(image.convert(_MODES[channels]))
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise UserError(f"--images: cannot read {file}: {error}") from error
+            raise UserError(f"got a folder, and the network takes {channels} channels: give an .npz file")
+        with readable(file, "Needed images"), Image.open(file) as image:
+            mode, shape, pixels = image.mode, image.size, np.array(image.convert(_MODES[channels]))
         if mode not in _READABLE:
             raise UserError(
-                f"--images: {file} has the mode {mode}, needed one of {', '.join(_READABLE)}: at most 8 bits a channel,"
+                f"{file} has the mode {mode}, needed one of {', '.join(_READABLE)}: at most 8 bits a channel,"
                 " no transparency"
             )
         if shape != (size, size):
-            raise UserError(
-                f"--images: {file} has {shape[1]}×{shape[0]} pixels, needed {size}×{size}, as the training has them"
-            )
+            raise UserError(f"{file} has {shape[1]}×{shape[0]} pixels, needed {size}×{size}, as the training has them")
         return pixels.reshape(size, size, channels).transpose(2, 0, 1)
 
     def _file(self) -> InMemory:
-        try:
-            with np.load(self.path, allow_pickle=False) as arrays:
-                content = {name: arrays[name] for name in ("images", "labels") if name in arrays}
-        # A file that is something else can lead the reader anywhere.
-        except Exception as error:
-            raise UserError(
-                f"--images: cannot read {self.path}: needed a folder or an .npz file ({type(error).__name__}: {error})"
-            ) from error
+        with npz_file(self.path, "Needed a folder or an .npz file") as arrays:
+            content = {name: arrays[name] for name in ("images", "labels") if name in arrays}
         if "images" not in content:
-            raise UserError(f"--images: {self.path} has no array `images`")
+            raise UserError(f"{self.path} has no array `images`")
         images, data = content["images"], self.trained_on
         if images.ndim == 3 and data.in_channels == 1:
             images = images[:, None]
         if images.shape[1:] != (data.in_channels, data.size, data.size) or not len(images):
             needed = f"(N, {data.in_channels}, {data.size}, {data.size})"
-            raise UserError(f"--images: {self.path} has images {content['images'].shape}, needed {needed}")
+            raise UserError(f"{self.path} has images {content['images'].shape}, needed {needed}")
         floating = np.issubdtype(images.dtype, np.floating)
         if images.dtype != np.uint8 and not (floating and images.min() >= 0 and images.max() <= 1):
             what = f"from {images.min():g} to {images.max():g}" if floating else f"of {images.dtype}"
             needed = "uint8 from 0 to 255 or floating-point numbers from 0 to 1"
-            raise UserError(f"--images: {self.path} has images {what}, needed {needed}")
+            raise UserError(f"{self.path} has images {what}, needed {needed}")
         pixels = torch.from_numpy(images.astype(np.float32) if floating else images)
         return InMemory(pixels, self._checked(content.get("labels"), len(images)))
 
@@ -118,5 +110,4 @@ class OwnImages(pl.LightningDataModule):
         """The labels, if they are classes of the training."""
         if labels is None:
             return None
-        where = f"--images: {self.path}"
-        return torch.from_numpy(check_labels(where, "labels", labels, count, self.trained_on.num_classes))
+        return torch.from_numpy(check_labels(self.path, "labels", labels, count, self.trained_on.num_classes))
