@@ -8,31 +8,26 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_PLACES = {
-    "CIFAR10": "data.images.cifar10",
-    "ChargedParticles": "data.clouds.charged_particles",
-    "Classifier": "modules.classifier",
-    "Clouds": "data.clouds.base",
-    "Constellations": "data.clouds.constellations",
-    "DigitCanvas": "data.images.canvas",
-    "Digits": "data.images.digits",
-    "FieldData": "data.fields",
-    "FieldModule": "modules.fields",
-    "MNIST": "data.images.mnist",
-    "ModelNet40": "data.clouds.modelnet40",
-    "PatchCamelyon": "data.images.patch_camelyon",
-    "PoissonOnTorus": "data.fields",
-    "PointClassifier": "modules.points",
-    "PointDynamics": "modules.points",
-    "PointForecast": "modules.points",
-    "PointRegression": "modules.points",
-    "QM9": "data.clouds.qm9",
-    "RotMNIST": "data.images.mnist",
-    "SegmentationModule": "modules.classifier",
-    "Springs": "data.clouds.springs",
-    "load_network": "experiment",
-    "recipe": "experiment.configuration",
+_NAMES = {
+    "data.clouds.base": "Clouds",
+    "data.clouds.charged_particles": "ChargedParticles",
+    "data.clouds.constellations": "Constellations",
+    "data.clouds.modelnet40": "ModelNet40",
+    "data.clouds.qm9": "QM9",
+    "data.clouds.springs": "Springs",
+    "data.fields": "FieldData PoissonOnTorus",
+    "data.images.canvas": "DigitCanvas",
+    "data.images.cifar10": "CIFAR10",
+    "data.images.digits": "Digits",
+    "data.images.mnist": "MNIST RotMNIST",
+    "data.images.patch_camelyon": "PatchCamelyon",
+    "experiment": "load_network",
+    "experiment.configuration": "recipe",
+    "modules.classifier": "Classifier SegmentationModule",
+    "modules.fields": "FieldModule",
+    "modules.points": "PointClassifier PointDynamics PointForecast PointRegression",
 }
+_PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_PLACES)
 

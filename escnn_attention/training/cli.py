@@ -8,9 +8,8 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_type_hints
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -78,11 +77,7 @@ def describe(
 
 def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
     """Give a function the fields of :class:`Settings` as options: typer reads them off a signature."""
-    hints, kind = get_type_hints(Settings, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name]) for f in fields(Settings)
-    ]
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__signature__ = inspect.signature(Settings, eval_str=True)  # type: ignore[attr-defined]
     return function
 
 
