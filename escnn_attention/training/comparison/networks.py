@@ -36,9 +36,8 @@ def describe_gspace(name: str) -> dict[str, Any]:
     """The plane with the group ``cN`` or ``dN``, as a configuration file describes it; see :func:`gspace_by_name`."""
     match = re.fullmatch(r"([cd])([1-9]\d{0,3})", name.lower())
     if match is None:
-        raise UserError(
-            f"unknown group {name!r}: give cN for rotations by 360°/N or dN with reflections, for example c4 or d4"
-        )
+        example = "cN for rotations by 360°/N or dN with reflections, for example c4 or d4"
+        raise UserError(f"unknown group {name!r}: give {example}")
     kind, fold = match[1], int(match[2])
     order = fold if kind == "c" else 2 * fold
     if order < 2:
@@ -52,10 +51,7 @@ def describe_gspace(name: str) -> dict[str, Any]:
 
 
 def gspace_by_name(name: str) -> GSpace:
-    """The plane with the group ``cN`` (rotations by 360°/N) or ``dN`` (these and reflections), in lower or upper case.
-
-    Raises:
-        UserError: another name, the trivial group, or more than 32 elements.
+    """The plane with the group ``cN`` (rotations by 360°/N) or ``dN`` (these and reflections), of 2 to 32 elements.
 
     >>> gspace_by_name("d4").fibergroup.order()
     8
@@ -73,8 +69,7 @@ def describe_network(name: str, group: str, size: int, num_classes: int, paramet
     >>> network["class_path"], network["init_args"]["convolutions"], network["init_args"]["attention"]
     ('escnn_attention.models.HybridNet', [1, 2], [0, 1])
     """
-    width, features = _sizes(name, group, size, num_classes, parameters)
-    return _outline(name, group, size, num_classes)(width, features)
+    return _outline(name, group, size, num_classes)(*_sizes(name, group, size, num_classes, parameters))
 
 
 @functools.cache

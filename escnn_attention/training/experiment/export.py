@@ -118,7 +118,6 @@ class _OfInputs(torch.nn.Module):
         self.network = network
 
     def forward(self, features: Tensor, coords: Tensor, batch: Tensor, edge_attr: Tensor | None = None) -> Tensor:
-        """The output of the network."""
         of_pairs = {} if edge_attr is None else {"edge_attr": edge_attr}
         return self.network(features, coords, batch=batch, **of_pairs)
 
@@ -206,8 +205,6 @@ OLDEST_OPSET, DEFAULT_OPSET = 18, 20
 _TOLERANCE = 1e-4
 """The largest accepted difference between outputs of the file and of the network, relative to the largest output."""
 
-_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-
 
 class Exported(NamedTuple):
     """A file that was written.
@@ -261,8 +258,8 @@ def export_network(
             ``torch._inductor.aoti_load_package``.
         size: the height and width of the images; by default what the data of the training, or of the name, have.
         opset: the version of ONNX's operators, 20 by default.
-        compiled: whether the file is a package for processors like the one that is there, with the compiled loop of
-            attention on grids inside (:func:`escnn_attention.models.compile_package`).
+        compiled: whether the file is a package of :func:`escnn_attention.models.compile_package`, for processors like
+            the one that is there.
         replace: whether a file that is there may be replaced.
 
     Raises:
@@ -328,8 +325,8 @@ def _checked_kind(path: Path, opset: int | None, compiled: bool, replace: bool) 
         raise UserError(f"FILE: got {path}, but there is no folder {path.parent}")
     if path.exists() and not replace:
         raise UserError(f"FILE: {path} is there already: give it another name, or --replace")
-    missing = [name for name in _PACKAGES if find_spec(name) is None] if path.suffix == ".onnx" else []
-    if missing:
+    needed = ("onnx", "onnxscript", "onnxruntime") if path.suffix == ".onnx" else ()
+    if missing := [name for name in needed if find_spec(name) is None]:
         raise UserError(f"FILE: .onnx needs {', '.join(missing)}: the extra export has them, or write .pt2")
     if opset is not None:
         if path.suffix != ".onnx":

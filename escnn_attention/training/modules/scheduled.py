@@ -210,8 +210,7 @@ class Scheduled(pl.LightningModule):
             (:class:`~escnn_attention.CudaGraphs`), which small batches need to keep a GPU busy.
 
     Attributes:
-        monitor: the measure that chooses the best epoch.
-        mode: ``"max"`` or ``"min"``: whether the highest or the lowest is best.
+        monitor, mode: the measure that chooses the best epoch, which has the highest (``"max"``) or lowest (``"min"``).
         keeps_arrays: whether ``predict`` writes what is predicted as an array, beside the rows of :meth:`describe`.
 
     Raises:

@@ -46,9 +46,8 @@ class ModelNet40(PublishedData, PointClouds):
 
     Args:
         num_points: the first so many points of a model, from 2 to 2,048.
-        folder, limit_train, limit_valid, limit_test, download: see
-            :class:`~escnn_attention.training.data.base.PublishedData`.
-        **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
+        folder, **options: of :class:`~escnn_attention.training.data.base.PublishedData` and
+            :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
     Source: Wu, Song, Khosla, Yu, Zhang, Tang and Xiao, *3D ShapeNets: a deep representation for volumetric shapes*,
     CVPR 2015; the points: Qi, Su, Mo and Guibas, *PointNet*, CVPR 2017.

@@ -42,8 +42,8 @@ _FITTED = 5_000  # molecules that the bonds are fitted to
 _ROUNDS = 4
 _RIDGE = 1e-2
 _AT_ONCE = 512  # molecules
-# The least decrease of the squared error by which another frame replaces the expected one. It is 2 log 13 for errors of
-# 1 in each entry, if the expected frame is 13 times as frequent as another one.
+# The least decrease of the squared error by which another frame replaces the expected one, 13 times as frequent: it is
+# 2 log 13 for errors of 1 in each entry.
 _MARGIN = 5.0
 
 
@@ -78,7 +78,7 @@ def standard_axes(charges: Array, positions: Array) -> Array:
 def in_frame_of_positions(
     sizes: Integers, charges: Integers, positions: Array, entries: Array, chosen: Integers
 ) -> Array:
-    """Tensors of molecules in the frame in which their atoms are, from their entries in the standard orientation.
+    """Tensors (m, 3, 3) of molecules in the frame of their atoms, from their entries in the standard orientation.
 
     Quantum chemistry programs rotate a molecule before they compute, and print tensors in the frame that it then has.
     The rule is that of :func:`standard_axes`; but molecules with some symmetry follow other rules, and where a sum of
@@ -91,10 +91,7 @@ def in_frame_of_positions(
         charges: (N,) of all atoms, laid end to end: those of H, C, N, O and F.
         positions: (N, 3), ångström.
         entries: (M, 6) xx, xy, yy, xz, yz, zz.
-        chosen: the numbers of the molecules wanted.
-
-    Returns:
-        (len(chosen), 3, 3).
+        chosen: (m,) the numbers of the molecules wanted.
 
     Example:
         >>> import numpy as np

@@ -130,7 +130,10 @@ def read(path: Path, tensors: bool = False) -> Molecules:
 
 def convert(out: IO[bytes], archive: Path, excluded: Path) -> None:
     """Write a :data:`FILE` from the published archive of texts, which is read in place."""
-    failed = parse_excluded(excluded.read_text(encoding="ascii", errors="replace"))
+    words = map(str.split, excluded.read_text(encoding="ascii", errors="replace").splitlines())
+    failed = {int(first) for first, *_ in filter(None, words) if first.isdecimal()}
+    if len(failed) != _NUM_EXCLUDED:
+        raise ValueError(f"{len(failed)} molecules are listed in {excluded.name}, expected {_NUM_EXCLUDED}")
     molecules = {}
     with tarfile.open(archive, "r|bz2") as members:
         for member in members:
@@ -150,14 +153,6 @@ def convert(out: IO[bytes], archive: Path, excluded: Path) -> None:
         target_names=np.array(NAMES),
         index=np.array(sorted(molecules), dtype=np.int32),
     )
-
-
-def parse_excluded(text: str) -> set[int]:
-    """The numbers of the molecules that failed the consistency check: lines that begin with one."""
-    numbers = {int(line.split()[0]) for line in text.splitlines() if line.split() and line.split()[0].isdecimal()}
-    if len(numbers) != _NUM_EXCLUDED:
-        raise ValueError(f"{len(numbers)} molecules are listed, expected {_NUM_EXCLUDED}")
-    return numbers
 
 
 def parse_xyz(text: str) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.float32], Array]:
@@ -223,26 +218,24 @@ class QM9(PublishedData, PointClouds):
 
     Coordinates are in ångström, from the mean of the atoms of a molecule. Features are :func:`atom_features`. The
     twelve targets are ``mu`` (dipole moment, D), ``alpha`` (bohr³), ``homo``, ``lumo``, ``gap`` (eV), ``r2`` (bohr²),
-    ``zpve`` (meV), ``U0``, ``U``, ``H``, ``G`` (eV) and ``Cv`` (cal/(mol K)); the last five less what the atoms have by
-    themselves. Batches hold them standardised, (B, T) float32. (The published code rounds the hartree to 27.2114 eV,
-    and leaves out the last batch of every part.)
+    ``zpve`` (meV), ``U0``, ``U``, ``H``, ``G`` (eV) and ``Cv`` (cal/(mol K)); the last five less those of the atoms.
+    Batches hold them standardised, (B, T) float32. (The published code rounds the hartree to 27.2114 eV, and leaves out
+    the last batch of every part.)
 
     ``targets=["polarizability"]`` is the polarisability as a tensor, (B, 3, 3), bohr³, which rotates with the molecule.
     The published archive does not have it; ``qm9.npz`` may. Its entries are in the standard orientation that Gaussian
-    rotated a molecule to, and are rotated back first by :func:`~.orientation.in_frame_of_positions`, in some 15 seconds
-    for all molecules. The trace and the eigenvalues are exact. The directions of the axes are inferred, and for about
-    one molecule in twelve, where it makes little difference, they are likely to be wrong. The error that this leaves is
-    estimated at 0.06 bohr³ an entry, averaged over all molecules (the anisotropic part has a typical norm of 22 bohr³):
-    no network can be shown to be better than that.
+    rotated a molecule to, and are rotated back by :func:`~.orientation.in_frame_of_positions`, in some 15 seconds for
+    all molecules. The trace and the eigenvalues are exact. The directions of the axes are inferred, and likely to be
+    wrong for about one molecule in twelve, where it matters little. This leaves an error of an estimated 0.06 bohr³ an
+    entry, averaged over all molecules (the anisotropic part has a typical norm of 22 bohr³), which no network can beat.
 
     Args:
         targets: names of targets, by default all twelve, or ``["polarizability"]`` alone.
         standardise: subtract the mean of the training molecules in use, and divide by their standard deviation. A
             tensor stays equivariant: of it, ``mean`` is the mean of a third of the trace, times the identity, and
             ``std`` is the root of the mean square of all entries of what is left.
-        folder, limit_train, limit_valid, limit_test, download: see
-            :class:`~escnn_attention.training.data.base.PublishedData`.
-        **options: of :class:`~.base.PointClouds`. As published: ``rotate_train`` with ``translate_train`` 0.5.
+        folder, **options: of :class:`~escnn_attention.training.data.base.PublishedData` and
+            :class:`~.base.PointClouds`. As published: ``rotate_train`` with ``translate_train`` 0.5.
 
     Attributes:
         units: of each target.

@@ -15,8 +15,7 @@ from escnn_attention.training.data.clouds.base import CloudsInMemory, GeneratedC
 Solver = Literal["exact", "rk4"]
 Array = npt.NDArray[np.float64]
 
-NUM_FRAMES = 500
-DURATION = 5.0
+NUM_FRAMES, DURATION = 500, 5.0
 STEP = DURATION / (NUM_FRAMES - 1)
 """Time from one frame to the next: 5/499."""
 
@@ -135,8 +134,8 @@ class Springs(GeneratedClouds):
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
     The published trajectories are those of ``solver="rk4"``: a network that is rolled out by the same rule makes the
-    same errors of integration. A published 5-frame error is a mean over all frames, the first included, which is always
-    right: 4/5 of the mean over predicted frames.
+    same errors of integration. A published 5-frame error is a mean over all frames, with the first, which is given: 4/5
+    of the mean over predicted frames.
 
     Source: Finzi, Stanton, Izmailov and Wilson, *Generalizing convolutional neural networks for equivariance to Lie
     groups on arbitrary continuous data*, ICML 2020; the protocol is that of the LieTransformer.
