@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,17 +42,18 @@ class Classifier(Scheduled):
         torch.Size([2, 10])
     """
 
+    monitor: ClassVar[str] = "valid_accuracy"
+    mode: ClassVar[Literal["max", "min"]] = "max"
     measure: ClassVar[str] = "accuracy"
     _metric: ClassVar[Any] = partial(MulticlassAccuracy, average="micro")
 
     def __init__(
         self, network: nn.Module, num_classes: int | None = None, *, label_smoothing: float = 0.0, **options: Any
     ) -> None:
-        super().__init__(**options)
+        super().__init__(network, **options)
         num_classes = self._classes_of(network) if num_classes is None else num_classes
         if not isinstance(num_classes, int):
             raise ValueError(f"num_classes: {type(network).__name__} does not tell, so it has to be given")
-        self.network = network
         self.num_classes = num_classes
         self.loss = nn.CrossEntropyLoss(label_smoothing=check_probability("label_smoothing", label_smoothing))
         for part in ("valid", "test"):

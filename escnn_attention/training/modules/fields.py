@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -68,18 +68,15 @@ class FieldModule(Scheduled):
         ((1, 2), torch.Size([2, 3, 8, 8]))
     """
 
-    monitor: ClassVar[str] = "valid_error"
-    mode: ClassVar[Literal["max", "min"]] = "min"
     keeps_arrays: ClassVar[bool] = True
 
     def __init__(self, network: nn.Module, fields: Sequence[int] | None = None, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(network, **options)
         if fields is None:
             representations = getattr(getattr(network, "out_type", None), "representations", ())
             fields = [r.size for r in representations]
         if not fields or not all(isinstance(size, int) and size > 0 for size in fields):
             raise ValueError(f"fields: got {fields!r} for {type(network).__name__}, needed the channels of each field")
-        self.network = network
         self.fields = tuple(fields)
         self.valid_squares, self.test_squares = _Squares(len(fields)), _Squares(len(fields))
 

@@ -17,10 +17,7 @@ from escnn_attention.training.modules.scheduled import Scheduled
 
 
 class PointModule(Scheduled):
-    """Trains a network of ``(features, coords, batch=batch)`` on :class:`~escnn_attention.training.Clouds`.
-
-    Where these have ``edge_attr`` the network gets it, too.
-    """
+    """Trains a network of ``(features, coords, batch=batch)``, and of ``edge_attr`` where :class:`.Clouds` have it."""
 
     def forward(self, clouds: Clouds) -> Tensor:
         """The output of the network for a batch."""
@@ -51,12 +48,8 @@ class TrajectoryModule(PointModule):
         ValueError: as :class:`~.scheduled.Scheduled` raises, or another step.
     """
 
-    monitor: ClassVar[str] = "valid_error"
-    mode: ClassVar[Literal["max", "min"]] = "min"
-
     def __init__(self, network: nn.Module, *, step: float | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        self.network = network
+        super().__init__(network, **options)
         self.step = None if step is None else check_length("step", step, "time")
 
     def frames(self, clouds: Clouds) -> Tensor:
@@ -109,6 +102,9 @@ class PointClassifier(PointModule):
         torch.Size([2, 4, 3])
     """
 
+    monitor: ClassVar[str] = "valid_accuracy"
+    mode: ClassVar[Literal["max", "min"]] = "max"
+
     def __init__(
         self,
         network: nn.Module,
@@ -118,8 +114,7 @@ class PointClassifier(PointModule):
         label_smoothing: float = 0.0,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
-        self.network = network
+        super().__init__(network, **options)
         self.num_classes, self.num_targets = num_classes, num_targets
         self.loss = nn.CrossEntropyLoss(label_smoothing=check_probability("label_smoothing", label_smoothing))
         for part in ("valid", "test"):
@@ -195,13 +190,9 @@ class PointRegression(PointModule):
         torch.Size([2, 2])
     """
 
-    monitor: ClassVar[str] = "valid_error"
-    mode: ClassVar[Literal["max", "min"]] = "min"
-
     def __init__(self, network: nn.Module, *, loss: Literal["l1", "mse"] = "l1", **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(network, **options)
         check_option("loss", loss, ("l1", "mse"))
-        self.network = network
         self.loss = nn.L1Loss() if loss == "l1" else nn.MSELoss()
 
     def predict_step(self, batch: Clouds, batch_index: int) -> Tensor:

@@ -193,6 +193,7 @@ class Scheduled(pl.LightningModule):
     """Base of the Lightning modules here: an optimiser with a schedule, and random numbers that survive a restart.
 
     Args:
+        network: the network that is trained.
         optimizer: from the parameters, or groups of them, to an optimiser, with the highest rate of the schedule.
         schedule: of the learning rate, step by step. ``"constant"``; ``"cosine"``, which falls to zero like a cosine;
             ``"one-cycle"``, which rises from a 25th and falls to zero with cosine flanks; ``"steps"``, which falls by
@@ -225,14 +226,13 @@ class Scheduled(pl.LightningModule):
         'valid_accuracy'
     """
 
-    monitor: ClassVar[str] = "valid_accuracy"
-    mode: ClassVar[Literal["max", "min"]] = "max"
+    monitor: ClassVar[str] = "valid_error"
+    mode: ClassVar[Literal["max", "min"]] = "min"
     keeps_arrays: ClassVar[bool] = False
-
-    network: nn.Module
 
     def __init__(
         self,
+        network: nn.Module,
         *,
         optimizer: OptimizerCallable = adam,
         schedule: Schedule = "constant",
@@ -246,6 +246,7 @@ class Scheduled(pl.LightningModule):
         cuda_graphs: bool = False,
     ) -> None:
         super().__init__()
+        self.network = network
         check_option("schedule", schedule, get_args(Schedule))
         check_option("decay", decay, get_args(Decay))
         if not isinstance(warm_up, int | float) or not warm_up >= 0:

@@ -133,7 +133,7 @@ def convert(out: IO[bytes], archive: Path, excluded: Path) -> None:
     words = map(str.split, excluded.read_text(encoding="ascii", errors="replace").splitlines())
     failed = {int(first) for first, *_ in filter(None, words) if first.isdecimal()}
     if len(failed) != _NUM_EXCLUDED:
-        raise ValueError(f"{len(failed)} molecules are listed in {excluded.name}, expected {_NUM_EXCLUDED}")
+        raise ValueError(f"{len(failed)} molecules are listed, expected {_NUM_EXCLUDED}")
     molecules = {}
     with tarfile.open(archive, "r|bz2") as members:
         for member in members:
