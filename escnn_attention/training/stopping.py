@@ -37,10 +37,9 @@ def stoppable(say: Callable[[str], None]) -> Iterator[None]:
         if not again:
             raise KeyboardInterrupt
 
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-        before = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: handler for number, handler in handlers.items() if is_main and handler != signal.SIG_IGN}
     try:
         for number in before:
             signal.signal(number, stop)

@@ -13,7 +13,6 @@ import copy
 import functools
 import re
 from bisect import bisect_right
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,16 +68,19 @@ def describe_network(name: str, group: str, size: int, num_classes: int, paramet
     >>> network["class_path"], network["init_args"]["convolutions"], network["init_args"]["attention"]
     ('escnn_attention.models.HybridNet', [1, 2], [0, 1])
     """
-    return _outline(name, group, size, num_classes)(*_sizes(name, group, size, num_classes, parameters))
+    return copy.deepcopy(_described(name, group, size, num_classes, parameters))
 
 
 @functools.cache
-def _sizes(name: str, group: str, size: int, num_classes: int, parameters: int) -> tuple[int, int]:
-    """The width and the number of final features within a budget."""
-    describe = _outline(name, group, size, num_classes)
+def _described(name: str, group: str, size: int, num_classes: int, parameters: int) -> dict[str, Any]:
+    layers, base = _outline(name, group, size)
+
+    def sized(width: int, features: int) -> dict[str, Any]:
+        sizes = {"num_classes": num_classes, "widths": len(layers) * [width], "features": features}
+        return {**base, "init_args": {**base["init_args"], **sizes}}
 
     def size_of(width: int, features: int) -> int:
-        return count_parameters(build_described(describe(width, features)))
+        return count_parameters(build_described(sized(width, features)))
 
     with torch.random.fork_rng(devices=[]):
         high = 2
@@ -88,11 +90,11 @@ def _sizes(name: str, group: str, size: int, num_classes: int, parameters: int) 
         width = max(1, too_wide - 1)
         least = size_of(width, width)
         each = size_of(width, width + 1) - least  # the count is affine in the number of features
-    return width, width + max(0, round((parameters - least) / each))
+    return sized(width, width + max(0, round((parameters - least) / each)))
 
 
-def _outline(name: str, group: str, size: int, num_classes: int) -> Callable[[int, int], dict[str, Any]]:
-    """The description of a network as a function of its width and the number of final features."""
+def _outline(name: str, group: str, size: int) -> tuple[list[int], dict[str, Any]]:
+    """The layers of a network on each of its grids, and its description but for sizes."""
     convolving, attending = _LAYERS[name]
     layers = _layers_by_grid(size, convolving + attending)
     if name == "cnn":
@@ -104,13 +106,8 @@ def _outline(name: str, group: str, size: int, num_classes: int) -> Callable[[in
         attention = [count - convolving for count, convolving in zip(layers, convolutions, strict=True)]
         base = description_of(f"{name}-digits")
         base["init_args"] |= {"gspace": describe_gspace(group), "convolutions": convolutions, "attention": attention}
-    base["init_args"] |= {"in_channels": 1, "antialiased": True, "num_classes": num_classes}
-
-    def describe(width: int, features: int) -> dict[str, Any]:
-        sizes = {"widths": len(layers) * [width], "features": features}
-        return copy.deepcopy({**base, "init_args": {**base["init_args"], **sizes}})
-
-    return describe
+    base["init_args"] |= {"in_channels": 1, "antialiased": True}
+    return layers, base
 
 
 def _layers_by_grid(size: int, count: int) -> list[int]:

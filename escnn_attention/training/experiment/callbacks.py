@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
@@ -175,20 +175,17 @@ class ProgressLine(RichProgressBar):
         self._loss: dict[str, float] = {}
         self._read_at = -math.inf
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any) -> None:
         # Reading the loss waits for the device, which would slow every step down.
         if time.monotonic() - self._read_at > _SECONDS or trainer.is_last_batch:
             self._loss = {"loss": float(outputs["loss"]) * trainer.accumulate_grad_batches}
             self._read_at = time.monotonic()
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        super().on_train_batch_end(trainer, pl_module, outputs, *args)
 
-    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
+    def get_metrics(self, trainer: pl.Trainer, pl_module: Any) -> dict[str, Any]:
         shown = {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
-        monitor = cast(Scheduled, pl_module).monitor
-        measured = trainer.callback_metrics.get(monitor)
-        return {**shown, **self._loss, **({} if measured is None else {monitor: float(measured)})}
+        measured = trainer.callback_metrics.get(pl_module.monitor)
+        return {**shown, **self._loss, **({} if measured is None else {pl_module.monitor: float(measured)})}
 
     def configure_columns(self, trainer: pl.Trainer) -> list[Any]:
         columns: list[Any] = super().configure_columns(trainer)
@@ -215,19 +212,16 @@ class PredictionWriter(pl.Callback):
         if not isinstance(pl_module, Scheduled) or type(pl_module).describe is Scheduled.describe:
             raise UserError(f"predict: {type(pl_module).__name__} has nothing to write; use test")
 
-    def on_predict_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
-    ) -> None:
+    def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         self._predictions.append(outputs.cpu())
-        self._truth.append(cast(Scheduled, pl_module).truth(batch))
+        self._truth.append(pl_module.truth(batch))
 
-    def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         known = [truth for truth in self._truth if truth is not None]
         truth = torch.cat(known).cpu() if known and len(known) == len(self._truth) else None
-        predictions, module = torch.cat(self._predictions), cast(Scheduled, pl_module)
-        rows = module.describe(predictions.float(), truth)
-        names = getattr(trainer.datamodule, "names", None)  # type: ignore[attr-defined]
-        if names is not None:
+        predictions = torch.cat(self._predictions)
+        rows = pl_module.describe(predictions.float(), truth)
+        if (names := pl_module.told_by_data("names")) is not None:
             rows = [{**row, "image": name} for row, name in zip(rows, names, strict=True)]
         text = as_csv(rows)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -236,6 +230,6 @@ class PredictionWriter(pl.Callback):
                 keep_aside(self.path)
             with atomic_file(self.path, "w") as file:
                 file.write(text)
-            if module.keeps_arrays:
+            if pl_module.keeps_arrays:
                 with atomic_file(self.path.with_suffix(".npz")) as opened:
                     np.savez_compressed(opened, predictions=predictions.numpy())

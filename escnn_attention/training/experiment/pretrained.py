@@ -16,7 +16,6 @@ from escnn_attention.training.experiment.network import check_images
 from escnn_attention.training.modules import TASKS, Task
 
 _OPTION = "--pretrained"
-_PLACE = "escnn_attention.training"
 
 
 class Measured(NamedTuple):
@@ -44,10 +43,9 @@ def is_asked_for(arguments: Sequence[str]) -> bool:
 def run_pretrained(arguments: Sequence[str]) -> Measured:
     """Measure a trained network on the test part of its data.
 
-    Args:
-        arguments: the options of ``escnn-attention test``: ``--pretrained`` with a name of
-            :func:`escnn_attention.models.list_models`, a folder or a repository; ``--task``, ``--data`` and
-            ``--trainer`` as in trainings. Task and data of a name are known, those of a folder are not.
+    The ``arguments`` of ``escnn-attention test`` are ``--pretrained`` with a name of
+    :func:`escnn_attention.models.list_models`, a folder or a repository, and ``--task``, ``--data``, ``--trainer`` as
+    in trainings. Task and data of a name are known, those of a folder are not.
     """
     about = "Measure a network that is trained already."
     parser = ArgumentParser(prog="escnn-attention test", description=about, exit_on_error=False)
@@ -68,7 +66,8 @@ def run_pretrained(arguments: Sequence[str]) -> Measured:
     with quiet_lightning(), as_user_error(OSError, ImportError, TypeError, ValueError):
         network = models.from_pretrained(name)
         if config.get("data") is None:
-            raise UserError(f"--data: {name} does not say on which data; give a class such as {_PLACE}.RotMNIST")
+            example = "escnn_attention.training.RotMNIST"
+            raise UserError(f"--data: {name} does not say on which data; give a class such as {example}")
         chosen = parser.instantiate_classes(config)
         return _measure(name, network, config.task, chosen.data, config.trainer.as_dict())
 

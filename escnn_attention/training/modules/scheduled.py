@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torchmetrics import Metric
 
-from escnn_attention._checks import check_bool, check_option
+from escnn_attention._checks import check_bool, check_int, check_option
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.nn.cuda_graphs import CudaGraphs
 from escnn_attention.plain.norms import LayerNorm
@@ -260,13 +260,12 @@ class Scheduled(pl.LightningModule):
             raise ValueError(f"milestones: got {milestones}, needed ascending numbers of epochs")
         if not 0 < gamma < 1:
             raise ValueError(f"gamma: got {gamma!r}, needed a number between 0 and 1")
-        if patience < 0:
-            raise ValueError(f"patience: got {patience!r}, needed a number of epochs that is not negative")
         if ema is not None and not 0 < ema < 1:
             raise ValueError(f"ema: got {ema!r}, needed a number between 0 and 1, or None")
         self.optimizer, self.decay, self.ema, self.seed = optimizer, decay, ema, seed
         self.schedule: Schedule = schedule
-        self.warm_up, self.milestones, self.gamma, self.patience = warm_up, milestones, gamma, patience
+        self.warm_up, self.milestones, self.gamma = warm_up, milestones, gamma
+        self.patience = check_int("patience", patience, least=0)
         self.means = nn.ModuleDict()
         self.cuda_graphs = check_bool("cuda_graphs", cuda_graphs)
         self._graphs: tuple[CudaGraphs, ...] = ()  # no child module: checkpoints hold the network itself

@@ -43,7 +43,7 @@ def test_equivariant_networks_are_exactly_so(name, group, size):
 def test_grids_are_halved_where_that_is_exact_and_leaves_enough():
     layers = {}
     for size in (7, 8, 12, 16, 28):
-        options = networks._outline("hybrid", "c4", size, 10)(1, 1)["init_args"]
+        options = networks._outline("hybrid", "c4", size)[1]["init_args"]
         layers[size] = [sum(counts) for counts in zip(options["convolutions"], options["attention"], strict=True)]
         assert (sum(options["convolutions"]), sum(options["attention"])) == (3, 1)
     assert layers == {7: [4], 8: [4], 12: [1, 3], 16: [1, 3], 28: [1, 1, 2]}

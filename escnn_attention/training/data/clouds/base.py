@@ -131,9 +131,9 @@ def move(clouds: Clouds, rotations: Tensor, translations: Tensor, target_order: 
 def random_motions(
     count: int, dim: int, rotate: Rotation, translate: float, reflect: bool, generator: np.random.Generator
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Rotations (``count``, d, d), and normal translations with the standard deviation ``translate`` along each axis.
+    """Rotations (``count``, d, d), half of them, at random, after a mirror if ``reflect``; and normal translations.
 
-    With ``reflect`` half of the rotations, at random, mirror along the first axis before.
+    These have the standard deviation ``translate`` along each axis.
     """
     rotations = random_rotations(count, dim, rotate, generator)
     translations = translate * generator.standard_normal((count, dim))
@@ -259,10 +259,7 @@ class PointClouds(DataInParts):
 
 
 class GeneratedClouds(GeneratedData, PointClouds):
-    """Clouds that the package makes: each is a function of the seed, its part and its number in it.
-
-    So the parts have nothing in common, and with a greater ``num_train`` all clouds that were there stay the same.
-    """
+    """Clouds that the package makes: each is a function of the seed, its part and its number in it alone."""
 
     def _in_blocks(
         self, part: str, make: Callable[[int, np.random.Generator], tuple[npt.NDArray[Any], ...]]

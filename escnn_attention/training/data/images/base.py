@@ -23,10 +23,7 @@ _ROTATIONS = 1  # their random numbers, beside those of crops
 
 
 def random_crops(count: int, padding: int, seed: int) -> RandomChange:
-    """Mirror images left to right with probability 1/2 and move them by up to ``padding`` pixels along each axis.
-
-    Pixels that come in from outside are black (0 before normalisation).
-    """
+    """Mirror images left to right with probability 1/2 and move them by up to ``padding`` pixels along each axis."""
     change = functools.partial(flip_and_crop, padding=padding)
     return RandomChange(change, functools.partial(_flips_and_corners, count, padding), seed)
 
@@ -37,7 +34,7 @@ def _flips_and_corners(count: int, padding: int, generator: np.random.Generator)
 
 
 def flip_and_crop(images: Tensor, flips: Tensor, corners: Tensor, padding: int) -> Tensor:
-    """Windows of the size of the images from the images with a black frame of ``padding`` pixels, perhaps mirrored.
+    """Windows of the size of the images from the images with a frame of zeros of ``padding`` pixels, perhaps mirrored.
 
     The ``corners`` (B, 2) are row and column of the window's upper left corner, from 0 to 2 × ``padding``.
     """

@@ -75,9 +75,7 @@ class DigitCanvas(PublishedImages):
             raise UserError("rotate_train: got a rotation of the images alone, needed 0: classes of pixels stay")
         self.source_name, self.rotate_test = source, rotate_test
         self.numbers = dict(zip(PARTS, (num_train, num_valid, num_test), strict=True))
-        self.digit_data: PublishedImages = (
-            Digits(_SIDE) if source == "digits" else MNIST(folder=options.get("folder"), download=self.download)
-        )
+        self.digit_data = Digits(_SIDE) if source == "digits" else MNIST(self.folder, download=self.download)
 
     @property
     def files(self) -> str:  # type: ignore[override]
