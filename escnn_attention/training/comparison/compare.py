@@ -216,10 +216,9 @@ def measure_equivariance_error(network: nn.Module, gspace: GSpace, size: int, nu
     """
     if not grid_symmetries(gspace):
         return None
-    training = network.training
     with torch.no_grad():
         # In evaluation mode escnn keeps expanded weights, which cannot be copied: train mode drops them.
-        copied = copy.deepcopy(network.train()).cpu()
+        training, copied = network.training, copy.deepcopy(network.train()).cpu()
         network.train(training)
     probe = InvariantLogits(copied, FieldType(gspace, [gspace.trivial_repr]), num_classes)
     error = float(equivariance_report(probe, (_PROBES, 1, size, size), layers=False).relative_error)

@@ -101,7 +101,6 @@ class Source(Sized, Protocol):
 
     def take(self, indices: Any) -> Any:
         """The things with the numbers ``indices``, in this order, as a batch."""
-        ...
 
 
 class InMemory:
@@ -122,11 +121,8 @@ class RandomChange:
     """A change of batches by random numbers: each thing gets its own, new ones in each epoch.
 
     They are a function of the seed, the epoch and the index of the thing: not of the batch, the worker or the process.
-
-    Args:
-        change: from a batch and the numbers of its things ``(B, …)`` to the changed batch.
-        numbers: from a generator to arrays with one entry for each thing of the part.
-        seed, more: of the generator; further numbers keep different changes apart.
+    From a generator ``numbers`` makes arrays with one entry for each thing of the part; ``change`` takes a batch and
+    those of its things ``(B, …)``. Further numbers ``more`` of the seed keep different changes apart.
     """
 
     def __init__(
@@ -322,12 +318,7 @@ def one_of(choices: tuple[Any, ...], **values: Any) -> None:
 
 
 class GeneratedData(DataInParts, ABC):
-    """Data in three parts that the package makes.
-
-    Args:
-        num_train, num_valid, num_test: things in each part.
-        **options: of :class:`DataInParts`, such as ``batch_size``.
-    """
+    """Data that the package makes: ``num_train``, ``num_valid`` and ``num_test`` things."""
 
     def __init__(self, num_train: int, num_valid: int, num_test: int, **options: Any) -> None:
         super().__init__(limits=None, **options)
@@ -356,7 +347,7 @@ class PublishedData(DataInParts, ABC):
         UserError: as :class:`DataInParts` raises; the data cannot be had, or a file is damaged.
     """
 
-    files: ClassVar[str]
+    files: str
     """The files that are looked for, for people."""
 
     def __init__(

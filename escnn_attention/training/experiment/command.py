@@ -71,10 +71,7 @@ _PARSERS: dict[tuple[str, Any], dict[str, Any]] = {}
 
 
 def run_experiment(arguments: Sequence[str]) -> ExperimentCLI:
-    """Fit, validate, test or predict, as ``escnn-attention`` does.
-
-    Args:
-        arguments: the command and its options.
+    """Fit, validate, test or predict, as ``escnn-attention`` does: ``arguments`` are the command and its options.
 
     Raises:
         UserError: an option or a configuration that cannot be parsed, the folder holds another experiment, a checkpoint

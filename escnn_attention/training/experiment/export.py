@@ -189,13 +189,13 @@ def size_of_data(description: Any) -> int | None:
     """The height and width of the images of a data module of this package; None of any other."""
     from escnn_attention import training
 
-    path = description.get("class_path") if isinstance(description, Mapping) else None
-    package, _, name = str(path).rpartition(".")
+    described = description if isinstance(description, Mapping) else {}
+    package, _, name = str(described.get("class_path")).rpartition(".")
     if package.partition(".data")[0] != training.__name__ or name not in training.__all__:
         return None
     size = getattr(getattr(training, name), "size", None)
-    if isinstance(size, int):
-        size = (description.get("init_args") or {}).get("size", size)  # of images that can be had in several
+    if size is not None:
+        size = (described.get("init_args") or {}).get("size", size)  # of images that can be had in several
     return size if isinstance(size, int) else None
 
 

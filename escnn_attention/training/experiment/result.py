@@ -74,8 +74,7 @@ def _measured(text: str | bytes) -> list[Any] | None:
 
 def _number(value: Any) -> float | None:
     """A number as JSON can hold it, which has no NaN: None in its place."""
-    number = None if value is None else float(value)
-    return number if number is None or math.isfinite(number) else None
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def _digest(weights: Mapping[str, torch.Tensor]) -> str:

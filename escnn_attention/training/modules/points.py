@@ -40,7 +40,6 @@ class TrajectoryModule(PointModule):
     """Trains a network on trajectories: clouds whose ``point_targets`` ``(N, T, 2, d)`` are T frames.
 
     Args:
-        network: the network.
         step: the time from one frame to the next, positive; by default ``step`` of the data.
         **options: of :class:`~.scheduled.Scheduled`, such as ``optimizer`` and ``schedule``.
 

@@ -193,7 +193,6 @@ class Scheduled(pl.LightningModule):
     """Base of the Lightning modules here: an optimiser with a schedule, and random numbers that survive a restart.
 
     Args:
-        network: the network that is trained.
         optimizer: from the parameters, or groups of them, to an optimiser, with the highest rate of the schedule.
         schedule: of the learning rate, step by step. ``"constant"``; ``"cosine"``, which falls to zero like a cosine;
             ``"one-cycle"``, which rises from a 25th and falls to zero with cosine flanks; ``"steps"``, which falls by

@@ -92,6 +92,8 @@ class CloudsInMemory:
         return Clouds(self.coords[points], features, batch, self.targets[chosen], of_points)
 
 
+Array = npt.NDArray[np.float64]
+
 Rotation = Literal["z"] | bool
 """``True``: all rotations; ``"z"``: those about the third axis."""
 
@@ -130,7 +132,7 @@ def move(clouds: Clouds, rotations: Tensor, translations: Tensor, target_order: 
 
 def random_motions(
     count: int, dim: int, rotate: Rotation, translate: float, reflect: bool, generator: np.random.Generator
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+) -> tuple[Array, Array]:
     """Rotations (``count``, d, d), half of them, at random, after a mirror if ``reflect``; and normal translations.
 
     These have the standard deviation ``translate`` along each axis.
@@ -142,7 +144,7 @@ def random_motions(
     return rotations, translations
 
 
-def random_rotations(count: int, dim: int, rotate: Rotation, generator: np.random.Generator) -> npt.NDArray[np.float64]:
+def random_rotations(count: int, dim: int, rotate: Rotation, generator: np.random.Generator) -> Array:
     """Rotation matrices (``count``, d, d), uniform by Haar's measure of SO(d), or of SO(2) where ``rotate`` is "z".
 
     They are identities if ``rotate`` is false.

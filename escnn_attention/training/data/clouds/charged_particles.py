@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from escnn_attention.training.data.base import Batches, RandomChange, Source, integers, one_of, random_choices
-from escnn_attention.training.data.clouds.base import Clouds, GeneratedClouds, as_clouds, move_trajectories
+from escnn_attention.training.data.clouds.base import Array, Clouds, GeneratedClouds, as_clouds, move_trajectories
 from escnn_attention.training.errors import UserError
-
-Array = npt.NDArray[np.float64]
 
 TIME_STEP = 0.001
 """The time of one step of the published integrator."""

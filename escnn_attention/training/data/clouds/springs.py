@@ -6,14 +6,18 @@ import functools
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from escnn_attention.models.hamiltonian import rk4_step
 from escnn_attention.training.data.base import integers, one_of
-from escnn_attention.training.data.clouds.base import CloudsInMemory, GeneratedClouds, as_clouds, move_trajectories
+from escnn_attention.training.data.clouds.base import (
+    Array,
+    CloudsInMemory,
+    GeneratedClouds,
+    as_clouds,
+    move_trajectories,
+)
 
 Solver = Literal["exact", "rk4"]
-Array = npt.NDArray[np.float64]
 
 NUM_FRAMES, DURATION = 500, 5.0
 STEP = DURATION / (NUM_FRAMES - 1)

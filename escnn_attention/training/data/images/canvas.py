@@ -76,11 +76,7 @@ class DigitCanvas(PublishedImages):
         self.source_name, self.rotate_test = source, rotate_test
         self.numbers = dict(zip(PARTS, (num_train, num_valid, num_test), strict=True))
         self.digit_data = Digits(_SIDE) if source == "digits" else MNIST(self.folder, download=self.download)
-
-    @property
-    def files(self) -> str:  # type: ignore[override]
-        """The files of the digits."""
-        return self.digit_data.files
+        self.files = self.digit_data.files
 
     def _prepare_folder(self, folder: Path) -> None:
         self.digit_data._prepare_folder(folder)

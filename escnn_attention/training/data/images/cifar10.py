@@ -153,8 +153,8 @@ def _decode(
     images = np.empty((len(chosen), _SIZE, _SIZE, 3), np.uint8)
     with readable(path):
         for place, index in enumerate(chosen):
-            content = stream[offsets[index] : offsets[index + 1]].tobytes()
-            with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+            content = io.BytesIO(stream[offsets[index] : offsets[index + 1]].tobytes())
+            with Image.open(content, formats=["JPEG"]) as image:
                 if image.size != (_SIZE, _SIZE):
                     raise ValueError(f"image {index} is {image.width}×{image.height}, expected {_SIZE}×{_SIZE}")
                 images[place] = np.asarray(image.convert("RGB"))
