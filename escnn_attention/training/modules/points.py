@@ -85,7 +85,7 @@ class PointClassifier(PointModule):
         network: of ``(features, coords, batch=batch)`` to ``(B, num_targets * num_classes)``.
         num_classes: of each classification.
         num_targets: the number of classifications, such as counts of several things.
-        label_smoothing, **options: of :class:`~.classifier.Classifier`.
+        label_smoothing, options: of :class:`~.classifier.Classifier`.
 
     Raises:
         ValueError: as :class:`~.classifier.Classifier` raises; on a batch, also targets of another shape.

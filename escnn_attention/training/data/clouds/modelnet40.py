@@ -46,7 +46,7 @@ class ModelNet40(PublishedData, PointClouds):
 
     Args:
         num_points: the first so many points of a model, from 2 to 2,048.
-        folder, **options: of :class:`~escnn_attention.training.data.base.PublishedData` and
+        folder, options: of :class:`~escnn_attention.training.data.base.PublishedData` and
             :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
     Source: Wu, Song, Khosla, Yu, Zhang, Tang and Xiao, *3D ShapeNets: a deep representation for volumetric shapes*,

@@ -234,7 +234,7 @@ class QM9(PublishedData, PointClouds):
         standardise: subtract the mean of the training molecules in use, and divide by their standard deviation. A
             tensor stays equivariant: of it, ``mean`` is the mean of a third of the trace, times the identity, and
             ``std`` is the root of the mean square of all entries of what is left.
-        folder, **options: of :class:`~escnn_attention.training.data.base.PublishedData` and
+        folder, options: of :class:`~escnn_attention.training.data.base.PublishedData` and
             :class:`~.base.PointClouds`. As published: ``rotate_train`` with ``translate_train`` 0.5.
 
     Attributes:

@@ -103,7 +103,7 @@ class PublishedImages(PublishedData, ABC):
     A batch is a pair of images (B, C, H, W) float32, normalised channel by channel, and labels (B,) int64.
 
     Args:
-        folder, **options: of :class:`~escnn_attention.training.data.base.PublishedData`.
+        folder, options: of :class:`~escnn_attention.training.data.base.PublishedData`.
         mean, std: by which the images are normalised: of pixels between 0 and 1, channel by channel; by default those
             of the data set.
         rotate_train: rotate each training image about its centre, in each epoch by another angle between 0 and this

@@ -53,7 +53,7 @@ class CIFAR10(PublishedImages):
             frame of 4 pixels at a random place; another time for each epoch.
         full_train: train on all 50,000 training images and validate on the test images, as in the paper's published
             code; a network that is then chosen by its validation accuracy is chosen by the test images.
-        folder, **options: of :class:`~.base.PublishedImages`, such as ``batch_size`` and ``rotate_train``.
+        folder, options: of :class:`~.base.PublishedImages`, such as ``batch_size`` and ``rotate_train``.
 
     Source: Krizhevsky, *Learning multiple layers of features from tiny images*, 2009.
 

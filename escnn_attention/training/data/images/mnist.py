@@ -83,7 +83,7 @@ class RotMNIST(PublishedImages):
 
     Args:
         full_train: train on all 12,000 images of the training file. None validate, and the last epoch counts.
-        folder, **options: of :class:`~.base.PublishedImages`, such as ``batch_size`` and ``rotate_train``.
+        folder, options: of :class:`~.base.PublishedImages`, such as ``batch_size`` and ``rotate_train``.
 
     Source: Larochelle, Erhan, Courville, Bergstra and Bengio, *An empirical evaluation of deep architectures on
     problems with many factors of variation*, ICML 2007.
