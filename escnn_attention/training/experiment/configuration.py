@@ -19,10 +19,8 @@ from escnn_attention.training.experiment.trust import check_kept
 from escnn_attention.training.files import content_of
 
 # Options of the data that may change when a training resumes.
-_INCIDENTAL = tuple(
-    f"data.init_args.{name}"
-    for name in ("folder", "num_workers", "download", "eval_batch_size", "limit_valid", "limit_test")
-)
+_OF_DATA = ("folder", "num_workers", "download", "eval_batch_size", "limit_valid", "limit_test")
+_INCIDENTAL = tuple(f"data.init_args.{name}" for name in _OF_DATA)
 # Options of the trainer that are part of the training.
 _TRAINING: tuple[str, ...] = ("precision", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches")
 _TRAINING += ("limit_train_batches", "overfit_batches", "max_steps")
@@ -83,8 +81,7 @@ def find_task(arguments: Sequence[str]) -> str:
     known, task = known_options(arguments), "classification"
     for path in known.config:
         try:
-            text = path if path.startswith("{") else Path(path).read_text(encoding="utf-8")
-            content = content_of(text)
+            content = content_of(path if path.startswith("{") else Path(path).read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
             raise UserError(f"--config: {path} is not a text file") from error
         except yaml.YAMLError as error:

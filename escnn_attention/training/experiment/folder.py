@@ -72,8 +72,10 @@ def made_for_training(folder: Path, patience: float) -> Iterator[None]:
 
 def stamp(path: Path) -> tuple[int, int] | None:
     """A value that changes when a file is written again; None where there is no file."""
-    status = path.stat() if path.exists() else None
-    return None if status is None else (status.st_ino, status.st_mtime_ns)
+    with contextlib.suppress(FileNotFoundError):
+        status = path.stat()
+        return status.st_ino, status.st_mtime_ns
+    return None
 
 
 def _is_first_epoch(path: Path, configuration: Mapping[str, Any]) -> bool:

@@ -81,9 +81,8 @@ def checkpoint_of(folder: str | Path) -> Path:
     """The checkpoint of the trained network of an experiment, or the one that is given instead of its folder."""
     if Path(folder).is_file():
         return Path(folder)
-    for path in (Path(folder, BEST), Path(folder, LAST)):
-        if path.exists():
-            return path
+    if path := next(filter(Path.exists, (Path(folder, BEST), Path(folder, LAST))), None):
+        return path
     way_out = "run 'escnn-attention fit' with this --folder first"
     raise UserError(f"{folder} holds no trained network, neither {BEST} nor {LAST}: {way_out}")
 

@@ -28,7 +28,6 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (torch.optim.Optimizer, "torch.optim."),
     (pl.LightningDataModule, "escnn_attention.training.data."),
 )
-_DEFAULT = f"{adam.__module__}.{adam.__qualname__}"
 
 # Words and numbers: the parser may take any other text for YAML, for the name of a file of YAML, or for a function.
 _WORDS = re.compile(r"([\w+.-]+([ :][\w+.-]+)*)?", re.ASCII)
@@ -109,7 +108,7 @@ def _is_known(path: str) -> bool:
     except DescriptionError:
         module, _, name = path.rpartition(".")
         found = getattr(sys.modules.get(module), name, None)
-        return path == _DEFAULT or (
+        return path == f"{adam.__module__}.{adam.__qualname__}" or (
             isinstance(found, type)
             and any(issubclass(found, kind) and f"{found.__module__}.".startswith(place) for kind, place in _KINDS)
         )
