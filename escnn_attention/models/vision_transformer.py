@@ -24,6 +24,7 @@ from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.transformer import TransformerBlock, each_block
 from escnn_attention.plain.image_networks import ClassToken
 from escnn_attention.plain.image_networks import VisionTransformer as PlainVisionTransformer
+from escnn_attention.plain.norms import InvariantNorm
 
 
 class VisionTransformer(PretrainedMixin, PlainVisionTransformer):
@@ -163,7 +164,7 @@ class VisionTransformer(PretrainedMixin, PlainVisionTransformer):
             for own in options[equivariant:]
         )
         width = self.plain_type.size
-        self.norm: torch.nn.Module = torch.nn.LayerNorm(width, eps=norm_eps)
+        self.norm: torch.nn.Module = InvariantNorm(width, eps=norm_eps)
         self.head = torch.nn.Identity() if num_classes is None else torch.nn.Linear(width, num_classes)
         if self.decoder is not None:
             self.leave, self.norm = cast(torch.nn.Linear, torch.nn.Identity()), torch.nn.Identity()

@@ -175,6 +175,15 @@ class LayerNorm(ExactBuffers):
         return f"scope={self.scope!r}, {kind}eps={self.eps}, affine={self.weight is not None}"
 
 
+class InvariantNorm(torch.nn.LayerNorm):
+    """PyTorch's layer norm of the last axis, with derivatives of every order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != self.weight.dtype or torch.is_autocast_enabled(x.device.type):
+            return super().forward(x)
+        return norms.layer_norm(x, self.weight, self.bias, self.eps)
+
+
 class BatchNorm(ExactBuffers):
     """Normalises ``(B, size, *space)`` field by field, with tables as of :class:`LayerNorm`."""
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from escnn import gspaces
 from escnn.nn import FieldType
+from torch.func import jvp
 
 from escnn_attention import assert_equivariant
 from escnn_attention.models import VisionTransformer
@@ -115,3 +116,20 @@ def test_bad_arguments():
     for shape, message in (((1, 3, 8, 8), "^input: .*of shape"), ((1, 2, 7, 8), "^input: .*divide .*7×8")):
         with pytest.raises(ValueError, match=message):
             VisionTransformer(GROUPS[0], 2, 3, **SIZES)(torch.zeros(shape))
+
+
+def test_second_derivatives_in_forward_mode():
+    sizes = {"image_size": 4, "patch_size": 2, "fields": 2, "num_heads": 1, "num_blocks": (1, 1)}
+    network = drawn(VisionTransformer(gspaces.flipRot2dOnR2(4), 1, 2, **sizes))
+    x, along = torch.randn(2, 1, 4, 4, dtype=torch.float64)[:, None].unbind()
+
+    def loss(t):
+        return network(x + t * along).sin().sum()
+
+    def derivative(function):
+        return lambda t: jvp(function, (t,), (torch.ones_like(t),))[1]
+
+    t = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(loss(t), t, create_graph=True)
+    (expected,) = torch.autograd.grad(slope, t)
+    torch.testing.assert_close(derivative(derivative(loss))(t.detach()), expected, rtol=1e-9, atol=1e-9)
