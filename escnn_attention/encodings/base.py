@@ -500,10 +500,11 @@ class MLPEncoding(Encoding):
         kinds = [torch.nn.Linear, torch.nn.SiLU, torch.nn.Linear]
         if type(self).features is not MLPEncoding.features or [*map(type, modules)] != kinds:
             return None  # Of other functions, or of more layers.
-        first, last = (tuple(layer.parameters()) for layer in modules[::2])
-        if len(first) != 2 or len(last) != 1:
+        first, last = cast(list[torch.nn.Linear], modules[::2])
+        shift = cast(Tensor | None, first.bias)
+        if shift is None or cast(Tensor | None, last.bias) is not None:
             return None
-        return *first, last[0].unflatten(0, (self.table_heads, self.channels))
+        return first.weight, shift, last.weight.unflatten(0, (self.table_heads, self.channels))
 
     def extra_repr(self) -> str:
         return f"hidden={self.hidden}, layers={self.layers}, per_head={self.per_head}"

@@ -163,7 +163,8 @@ class EncodingBias(PairBias):
         return PairScores(q, self._poses, None if values is None else q, values)
 
     def first_layer(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        return None if self._encoding.form != "features" or self.in_frames else self._encoding.first_layer()
+        whole = self._encoding.form == "features" and not self.in_frames and self.tables.offsets
+        return self._encoding.first_layer() if whole else None
 
     def read(self, q: Tensor, readout: Tensor) -> PairScores:
         q = q / math.sqrt(q.shape[-1])

@@ -188,6 +188,16 @@ template <class T> inline V<T> add_product(V<T> a, V<T> b, V<T> c) {
     return a * b + c;
 }
 
+// 1 / (1 + e^-x) of N vectors. At the bounds of x it is hardly more than 0, or 1; what is not a number stays so in
+// products with x.
+template <class T, int N> inline void sigmoid(const V<T>* x, V<T>* to) {
+    constexpr T most = sizeof(T) == 4 ? 87 : 700;
+    V<T> bounded[N], power[N], rounded[N];
+    UNROLL for (int i = 0; i < N; i++) bounded[i] = smaller<T>(all<T>(most), larger<T>(all<T>(-most), x[i]));
+    normal_exp2<T>(bounded, -LOG2E<T>, power, rounded);
+    UNROLL for (int i = 0; i < N; i++) to[i] = reciprocal<T>(power[i] + T(1));
+}
+
 // The first of two vectors in blocks of S lanes, each followed by the same block of the second; of all even blocks, or
 // of all odd ones.
 template <class T, int S, int... i> inline V<T> blocks(V<T> a, V<T> b, bool odd, std::integer_sequence<int, i...>) {

@@ -125,7 +125,8 @@ class PairBias(ABC):
     def first_layer(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """A linear map of what is seen, ``(F, D)`` and ``(F,)``, whose SiLU are the features, and their readout.
 
-        The readout is ``(M or 1, C, F)``. None where features are no such functions.
+        The readout is ``(M or 1, C, F)``. None where features are no such functions, or where what is seen depends on
+        the pose of the key.
         """
         return None
 

@@ -36,6 +36,7 @@ class Arguments(NamedTuple):
         q, k: scaled; None where their products are not in the scores.
         reads, features: their products are added to the scores. Groups that follow each other share features, as many
             for each of these.
+        layer, shift, relation: in place of features, which are the SiLU of this linear map of the relation.
         pose: what a pose of the keys is worth to a query; in the loop it is filled up to whole vectors.
         extra: what is added to the scores; its rows are output poses, or pairs of an output and a query pose where all
             query poses contribute, and its poses those of the keys, or one.
@@ -62,6 +63,9 @@ class Arguments(NamedTuple):
     ]
     factors: Annotated[Tensor | None, Array("heads, groups, group_queries, group_keys", gradient="void")]
     envelope: Annotated[Tensor | None, Array("groups, group_queries, group_keys", gradient="void")]
+    layer: Annotated[Tensor | None, Array("num_features, coordinates", gradient="void")]
+    shift: Annotated[Tensor | None, Array("num_features", gradient="void")]
+    relation: Annotated[Tensor | None, Array("num_poses, coordinates, feature_groups, feature_queries, group_keys")]
     queries: Annotated[Tensor, Array("groups, group_queries", "-1 fills up", element="int64_t")]
     keys: Annotated[Tensor, Array("groups, group_keys", "-1 fills up", element="int64_t")]
     log_measure: Annotated[Tensor | None, Array("points, key_poses")]
@@ -100,6 +104,7 @@ _LEAVES = KERNEL.structure.differentiable
 def attend(arguments: Arguments) -> Tensor:
     """The output ``(M, G · A, H, C)``, in single precision at least, of arguments in any layout and precision."""
     dtype, pose, measure = PRECISE[arguments.v.dtype], arguments.pose, arguments.log_measure
+    relation = arguments.relation
     if pose is not None:
         # Whole vectors.
         arguments = arguments._replace(pose=F.pad(pose, (0, -pose.shape[-1] % (_VECTOR_BYTES // dtype.itemsize))))
@@ -109,6 +114,7 @@ def attend(arguments: Arguments) -> Tensor:
         exact[name] = None if leaf is None else leaf.to(dtype).contiguous()
     ready = arguments._replace(
         **exact,
+        relation=None if relation is None else relation.to(dtype).contiguous(),
         queries=arguments.queries.long().contiguous(),
         keys=arguments.keys.long().contiguous(),
         log_measure=None if measure is None else measure.to(dtype).contiguous(),
@@ -170,11 +176,14 @@ def _plainly(call: Arguments) -> Tensor:
         rows = points.index_select(0, call.keys.clamp(min=0).flatten()).unflatten(0, call.keys.shape)
         return rows.masked_fill((call.keys < 0).view(*call.keys.shape, *[1] * (points.dim() - 1)), 0.0)
 
+    features = call.features
+    if call.layer is not None and call.shift is not None and call.relation is not None:
+        features = features_of(call.layer, call.shift, call.relation)
     terms = PairScores(
         of_queries(call.q),
         None if call.pose is None else call.pose[..., :key_poses].transpose(-1, -2).unsqueeze(2),
         of_queries(call.reads),
-        None if call.features is None else _turned(call.features, call).unsqueeze(5),
+        None if features is None else _turned(features, call).unsqueeze(5),
         None if call.extra is None else call.extra.unflatten(1, (call.num_poses, call.summed_poses)),
         call.factors,
         call.envelope,
@@ -184,6 +193,12 @@ def _plainly(call: Arguments) -> Tensor:
     p = weights.probabilities(terms, lambda: of_keys(k), call.keys < 0 if call.padded else None, measure)
     p = p * _kept(call) if call.dropout else p
     return weights.weighted_sum(p, of_keys(v)).masked_fill((call.queries < 0).view(-1, 1, 1, 1), 0.0).transpose(0, 1)
+
+
+def features_of(layer: Tensor, shift: Tensor, relation: Tensor) -> Tensor:
+    """The features ``(1, H, F, ...)`` that a layer makes of a relation ``(H, D, ...)``."""
+    inner = torch.tensordot(layer, relation, dims=([1], [1])) + shift.view(-1, *[1] * (relation.dim() - 1))
+    return F.silu(inner).transpose(0, 1).unsqueeze(0)
 
 
 def _turned(features: Tensor, call: Arguments) -> Tensor:
@@ -272,6 +287,7 @@ class _CompiledChunks(Chunks):
 
     keep = (torch.ops.escnn_attention.points.default,)
     on_rings = 4
+    makes_features = True
 
     def groups(self, some: Chunk, seen: Tensor) -> Chunk:
         call = self.call
@@ -288,6 +304,7 @@ class _CompiledChunks(Chunks):
             worth = against(reads, features).permute(1, 2, 3, 5, 0, 4, 6)
             extra = worth if extra is None else extra + worth
             features = reads = None
+        first = self.layer if reads is not None and features is None else None
         if terms.q is not None and terms.poses is not None:
             # All query poses see the same: where they do not, this loop does not serve.
             pose = terms.poses.squeeze(2).transpose(-1, -2)
@@ -298,12 +315,15 @@ class _CompiledChunks(Chunks):
             q=None if terms.q is None else of_rows(terms.q),
             k=None if terms.q is None else k.transpose(0, 1),
             v=v.transpose(0, 1),
-            reads=None if reads is None else of_rows(reads),
+            reads=None if reads is None or (features is None and first is None) else of_rows(reads),
             features=None if features is None else features.squeeze(5),
             pose=pose,
             extra=extra,
             factors=terms.factors,
             envelope=terms.envelope,
+            layer=None if first is None else first[0],
+            shift=None if first is None else first[1],
+            relation=None if first is None or seen is None else seen.squeeze(3).permute(1, 4, 0, 2, 3),
             queries=some.queries,
             keys=some.keys,
             log_measure=None if self.measure is None else self.measure.expand(-1, v.shape[2]),

@@ -164,20 +164,24 @@ class Chunks:
 
     Args:
         call: the attention.
-        measure: ``(N', P or 1)``, the logarithm of the measure of the keys, or None.
 
     Attributes:
+        measure: ``(N', P or 1)``, the logarithm of the measure of the keys, or None.
+        layer: that of the functions of the location which are made in the loop, see :meth:`PairBias.first_layer`.
         shares: whether groups with the same relations to their keys may share functions of them.
         keep: the operators whose outputs the backward pass does not compute again.
         on_rings: how many times as much is worked on at once where points on rings see all others: no score is held.
+        makes_features: whether it makes functions of the location by itself, where they are those of a layer.
     """
 
     shares = True
     keep: Sequence[Any] = ()
     on_rings = 1
+    makes_features = False
 
-    def __init__(self, call: PointCall, measure: Tensor | None):
-        self.call, self.measure = call, measure
+    def __init__(self, call: PointCall):
+        self.call, self.measure = call, call.bias.log_measure
+        self.layer = call.bias.first_layer() if self.makes_features else None
         options = (call.query == "all", call.keys == "own", call.normalization, call.dropout)
         self.weights = Weights(call.bias.num_poses, call.q.shape[3], *options)
 
@@ -200,7 +204,10 @@ class Chunks:
 
     def terms(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         """The terms of the scores of a chunk: see :meth:`escnn_attention.functional.points.call.PairBias.scores`."""
-        return self.call.bias.scores(q, keys, seen, mutual)
+        # The loop has no gradient of the relation.
+        if self.layer is None or seen.requires_grad:
+            return self.call.bias.scores(q, keys, seen, mutual)
+        return self.call.bias.read(q, self.layer[2])
 
     def combine(self, terms: PairScores, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
         """The output of a chunk, of the terms of its scores; ``seen`` is for values that pass through a kernel."""
@@ -210,9 +217,7 @@ class Chunks:
         return self.weights.weighted_sum(p, keys(v), None if seen is None else self.call.values, seen)
 
 
-def attend_in_chunks(
-    call: PointCall, kind: type[Chunks], fastest: int, copies: int = 6, num_features: int | None = None
-) -> Tensor:
+def attend_in_chunks(call: PointCall, kind: type[Chunks], fastest: int, copies: int = 6) -> Tensor:
     """The output ``(M, 1, N, |H|, C)`` of a call, chunk by chunk.
 
     Args:
@@ -220,17 +225,18 @@ def attend_in_chunks(
         kind: what attends in a chunk.
         fastest: the numbers of a chunk that are worked on at once, where that is fastest.
         copies: how many tensors as large are held at once, at least.
-        num_features: how many functions of the location are held of every pair and output pose; by default all.
     """
     points, keys = call.query_points, call.key_points
     shares = points.repeats > 1 and kind.shares and not call.bias.adds_nothing
     fastest *= kind.on_rings if shares and points.whole and call.k.shape[3] == 1 else 1
     # The backward pass of every chunk makes a gradient of all keys.
     fastest, repeats = max(fastest, call.k.numel()), points.repeats if shares else 1
-    pairs = _pairs(call, fastest, copies, num_features, repeats)
+    rule = kind(call)
+    # Of functions that the loop makes, their arguments are held: as the relation gives them, and in rows.
+    pairs = _pairs(call, fastest, copies, None if rule.layer is None else 2 * rule.layer[0].shape[1], repeats)
     chunks = (points.shared(keys) if shares else points.neighbours(keys)).chunks(pairs)
-    tensors, measure = _vectors(call, any(map(attrgetter("padded"), chunks)))
-    attend = kind(call, measure).attend
+    tensors, rule.measure = _vectors(call, any(map(attrgetter("padded"), chunks)))
+    attend = rule.attend
     if torch.is_grad_enabled() and len(chunks) > 1:
         attend = partial(recompute, attend, draws=call.dropout > 0, keep=kind.keep)
     return in_place(list(map(attend, chunks, *map(repeat, tensors))), chunks, call)
@@ -241,13 +247,12 @@ def attend_in_export(call: PointCall, kind: type[Chunks]) -> Tensor:
 
     ``torch.jit.trace`` has no loops: there all is one chunk.
     """
-    one = call.query_points.at_once(call.key_points)
+    one, rule = call.query_points.at_once(call.key_points), kind(call)
     if torch.jit.is_tracing():
-        tensors, measure = _vectors(call, one.padded)
-        return in_place([kind(call, measure).attend(one, *tensors)], [one], call)
+        tensors, rule.measure = _vectors(call, one.padded)
+        return in_place([rule.attend(one, *tensors)], [one], call)
     rows = Rows(one, _pairs(call, _WRITTEN_NUMBERS))
-    tensors, measure = _vectors(call, True)
-    rule = kind(call, measure)
+    tensors, rule.measure = _vectors(call, True)
 
     def there_are_more(first: Tensor, out: Tensor) -> Tensor:
         return first < rows.number

@@ -8,18 +8,16 @@ encoding makes them. Every number is summed by one program, in the same order in
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional.autograd import PRECISE, Operator, Passes
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.launch import interpreted, kernels, on_device, power_of_two, why_not_run
 from escnn_attention.functional.points.call import PairScores, PointCall, against
-from escnn_attention.functional.points.native import of_rows, why_not_first
+from escnn_attention.functional.points.native import features_of, of_rows, why_not_first
 from escnn_attention.functional.points.portable import Chunks, Weights, attend_in_chunks
 from escnn_attention.geometry.neighbours import Chunk
 
@@ -52,16 +50,7 @@ def attention(call: PointCall) -> Tensor:
     """Attention between points by the kernels: see :func:`escnn_attention.functional.attention`."""
     given = call.bias.widths[0] > 1 or not call.bias.tables.offsets
     numbers = _GIVEN_SCORES_PER_CHUNK if given else _SCORES_PER_CHUNK
-    return attend_in_chunks(call, _Edges, numbers, num_features=_num_features(call))
-
-
-def _num_features(call: PointCall) -> int:
-    """How many numbers are held of every pair and output pose: of functions that are made here, their arguments.
-
-    Those are held as the relation gives them, and in rows.
-    """
-    first = _first_layer(call)
-    return call.bias.num_features if first is None else 2 * first[0].shape[1]
+    return attend_in_chunks(call, _Edges, numbers)
 
 
 class Arguments(NamedTuple):
@@ -139,11 +128,7 @@ class _Edges(Chunks):
     """The attention of one call, chunk by chunk, by the kernels."""
 
     shares = False
-
-    def terms(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
-        """The terms of the scores of a chunk, without the features that are made here."""
-        first = None if seen.requires_grad else _first_layer(self.call)
-        return super().terms(q, keys, seen, mutual) if first is None else self.call.bias.read(q, first[2])
+    makes_features = True
 
     def combine(self, terms: PairScores, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
         """The output of a chunk, of the terms of its scores."""
@@ -153,7 +138,7 @@ class _Edges(Chunks):
             worth = against(reads, features).permute(1, 2, 3, 5, 0, 4, 6)
             extra = worth if extra is None else extra + worth
             features = reads = None
-        first = _first_layer(self.call) if reads is not None and features is None else None
+        first = self.layer if reads is not None and features is None else None
         known = None
         if terms.q is not None and terms.poses is not None:
             q = terms.q.expand(-1, -1, weights.num_poses, -1, -1, -1)
@@ -190,11 +175,6 @@ class _Edges(Chunks):
             dropout=weights.dropout,
         )
         return _operator(arguments).transpose(0, 1)
-
-
-def _first_layer(call: PointCall) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The layer of the functions of what is seen of a pair, where that is the same for all poses of the keys."""
-    return call.bias.first_layer() if call.bias.tables.offsets else None
 
 
 def _empty(call: Arguments) -> tuple[Tensor, Tensor]:
@@ -379,8 +359,7 @@ def _plainly(call: Arguments) -> Tensor:
         extra = known if extra is None else extra + known
     features = None if call.features is None else call.features.unsqueeze(5)
     if call.layer is not None and call.shift is not None and call.relation is not None:
-        inner = torch.einsum("fd,hdgak->hfgak", call.layer, call.relation)
-        features = F.silu(inner + call.shift.view(-1, 1, 1, 1))[None, ..., None, :]
+        features = features_of(call.layer, call.shift, call.relation).unsqueeze(5)
     terms = PairScores(of_queries(call.q), None, of_queries(call.reads), features, extra)
     k, v = ((call.v if t is None else t).transpose(0, 1) for t in (call.k, call.v))
     measure = None if call.log_measure is None else of_keys(call.log_measure)

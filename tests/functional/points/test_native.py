@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from escnn import gspaces
+from escnn.nn import FieldType, GeometricTensor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention import working_memory
+from escnn_attention import PointSelfAttention, working_memory
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.functional.points import native as native_points
 from escnn_attention.functional.points.call import PairScores
@@ -26,8 +28,16 @@ if reason := native_points.why_not_built(torch.float32):
     pytest.skip(reason, allow_module_level=True)
 
 
+LEAVES = len(native_points._LEAVES)
+"""How many arguments have gradients: the first ones."""
+
+
 def draw(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+ALL = frozenset({"q", "features", "pose", "extra", "factors", "envelope", "measure"})
+TERMS = {"one": ALL, "own": ALL, "layer": ALL - {"features"} | {"layer"}}
 
 
 def case(
@@ -41,7 +51,7 @@ def case(
     channels: int = 4,
     sum_query_poses: bool = False,
     normalize_by_count: bool = False,
-    terms: set[str] = frozenset({"q", "features", "pose", "extra", "factors", "envelope", "measure"}),
+    terms: set[str] = ALL,
     own_features: bool = False,
     shared_pose: bool = False,
     extra_poses: int | None = None,
@@ -50,7 +60,8 @@ def case(
 ) -> Arguments:
     """Groups of so many keys and queries, filled up to the largest, of which no two have keys in common.
 
-    So many groups that follow each other have the same features.
+    So many groups that follow each other have the same features, which are given ("features") or made of a relation
+    ("layer").
     """
     number, most = max(groups), max(queries)
     order, place = torch.randperm(sum(groups)), 0
@@ -60,21 +71,23 @@ def case(
         place += n
     rows = asking.numel()
     scores = num_poses * query_poses if sum_query_poses else num_poses
-    location = "features" in terms
+    given, made = "features" in terms, "layer" in terms
+    tables = (len(groups) // repeats, most, number)
     return Arguments(
         q=draw(heads, rows, query_poses, channels) if "q" in terms else None,
         k=draw(heads, len(order), key_poses, channels) if "q" in terms else None,
         v=draw(heads, len(order), key_poses, channels),
-        reads=draw(heads, rows, query_poses, functions) if location else None,
-        features=draw(heads if own_features else 1, num_poses, functions, len(groups) // repeats, most, number)
-        if location
-        else None,
+        reads=draw(heads, rows, query_poses, functions) if given or made else None,
+        features=draw(heads if own_features else 1, num_poses, functions, *tables) if given else None,
         pose=draw(1 if shared_pose else heads, num_poses, channels, key_poses) if "pose" in terms else None,
         extra=draw(heads, scores, extra_poses or key_poses, len(groups), most, number) if "extra" in terms else None,
         factors=draw(heads, len(groups), most, number) if "factors" in terms else None,
         envelope=torch.rand(len(groups), most, number, dtype=torch.float64, requires_grad=True)
         if "envelope" in terms
         else None,
+        layer=draw(functions, 3) if made else None,
+        shift=draw(functions) if made else None,
+        relation=torch.randn(num_poses, 3, *tables, dtype=torch.float64) if made else None,
         queries=asking,
         keys=keys,
         log_measure=torch.randn(len(order), key_poses, dtype=torch.float64) if "measure" in terms else None,
@@ -92,12 +105,12 @@ def case(
 
 def leaves_of(call: Arguments) -> list[torch.Tensor]:
     """The tensors that there are gradients for."""
-    return [t for t in call[:9] if t is not None]
+    return [t for t in call[:LEAVES] if t is not None]
 
 
 def with_leaves(call: Arguments, function: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
     """The same, where there is something else in place of each of these tensors."""
-    return call._replace(**{n: function(t) for n, t in zip(call._fields, call[:9], strict=False) if t is not None})
+    return call._replace(**{n: function(t) for n, t in zip(call._fields, call[:LEAVES], strict=False) if t is not None})
 
 
 def written_out(call: Arguments) -> torch.Tensor:
@@ -135,6 +148,9 @@ def scores_written_out(call: Arguments, row: int, keys: torch.Tensor) -> torch.T
         """From all query poses ``(M, J, X)`` to those of every output pose."""
         return t.unsqueeze(1 if call.sum_query_poses else 2).expand(*size, -1)
 
+    if call.layer is not None:
+        inner = torch.einsum("fd,hdgak->hfgak", call.layer, call.relation) + call.shift.view(-1, 1, 1, 1)
+        features = (inner / (1 + (-inner).exp())).unsqueeze(0)
     s = v.new_zeros(*size, v.shape[2], len(keys))
     if q is not None:
         s = s + torch.einsum("mhjc,mkpc->mhjpk", of_poses(q[:, row]), k[:, keys])
@@ -165,7 +181,7 @@ def assert_close(call: Arguments) -> None:
         torch.testing.assert_close(outcomes(attend, several), outcomes(written_out, call), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("normalize_by_count", [False, True])
 @pytest.mark.parametrize("sum_query_poses", [False, True])
 @pytest.mark.parametrize(
@@ -173,6 +189,7 @@ def assert_close(call: Arguments) -> None:
     [
         {"q"},
         {"q", "features"},
+        {"q", "layer"},
         {"q", "pose", "measure"},
         {"extra"},
         {"q", "extra", "measure"},
@@ -180,6 +197,7 @@ def assert_close(call: Arguments) -> None:
         {"q", "envelope"},
         {"q", "features", "envelope", "measure"},
         {"q", "features", "pose", "extra", "factors", "envelope", "measure"},
+        {"q", "layer", "pose", "extra", "factors", "envelope", "measure"},
     ],
 )
 def test_the_formula(terms, sum_query_poses, normalize_by_count):
@@ -201,6 +219,8 @@ def test_random_shapes(data):
     terms = data.draw(
         st.sets(st.sampled_from(["q", "features", "extra", "factors", "envelope", "measure"]), min_size=1)
     )
+    if "features" in terms and data.draw(st.booleans()):
+        terms = terms - {"features"} | {"layer"}
     if not terms & {"q", "extra"}:
         terms = terms | {"q"}
     if "q" in terms and data.draw(st.booleans()):
@@ -225,28 +245,31 @@ def test_random_shapes(data):
     assert_close(call._replace(sum_query_poses=sum_query_poses and call.query_poses > 1))
 
 
-@pytest.mark.parametrize("own_features", [False, True])
+@pytest.mark.parametrize("kind", ["one", "own", "layer"])
 @pytest.mark.parametrize(
     ("groups", "queries", "repeats"), [((9, 9, 9, 5, 5, 5), 6 * (1,), 3), (8 * (3,), 8 * (2,), 4), ((7, 7), (3, 3), 2)]
 )
-def test_groups_share_features(groups, queries, repeats, own_features):
+def test_groups_share_features(groups, queries, repeats, kind):
+    name = "relation" if kind == "layer" else "features"
     for modes in ({"query_poses": 1}, {"sum_query_poses": True}):
-        call = case(groups, queries, repeats=repeats, own_features=own_features, **modes)
+        call = case(groups, queries, repeats=repeats, terms=TERMS[kind], own_features=kind == "own", **modes)
         assert_close(call)
         # What one group sees is not what the next one does.
-        other = call._replace(features=call.features.flip(3))
-        assert call.features.shape[3] == 1 or not torch.allclose(attend(call), attend(other))
+        shared = getattr(call, name)
+        other = call._replace(**{name: shared.flip(-3)})
+        assert shared.shape[-3] == 1 or not torch.allclose(attend(call), attend(other))
 
 
-@pytest.mark.parametrize("own_features", [False, True])
+@pytest.mark.parametrize("kind", ["one", "own", "layer"])
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize(("ring", "rings", "queries"), [(1, 5, 1), (5, 3, 5), (5, 4, 2), (16, 2, 16), (20, 1, 13)])
-def test_queries_on_a_ring_share_features(ring, rings, queries, images, own_features):
+def test_queries_on_a_ring_share_features(ring, rings, queries, images, kind):
+    name = "relation" if kind == "layer" else "features"
     for modes in ({"query_poses": 1, "num_poses": 5}, {"sum_query_poses": True}):
-        options = {"channels": 2, "own_features": own_features, "repeats": images, **modes}
+        options = {"channels": 2, "own_features": kind == "own", "terms": TERMS[kind], "repeats": images, **modes}
         call = case((ring * rings,) * images, (queries,) * images, **options)
-        features = call.features[..., :1, :].detach().requires_grad_()
-        call = call._replace(features=features, queries=call.queries + 3, ring=ring)
+        shared = getattr(call, name)[..., :1, :].detach().requires_grad_(kind != "layer")
+        call = call._replace(**{name: shared}, queries=call.queries + 3, ring=ring)
         assert_close(call)
         torch.testing.assert_close(
             outcomes(native_points._plainly, call), outcomes(written_out, call), rtol=1e-11, atol=1e-11
@@ -268,6 +291,18 @@ def test_output_poses_share_the_products_of_their_query(num_poses, terms):
     assert_close(case((5, 3), (4, 2), num_poses=num_poses, query_poses=1, terms=terms))
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_the_loop_makes_features_of_what_has_no_gradient(monkeypatch, moves):
+    called: list[Arguments] = []
+    monkeypatch.setattr(native_points, "attend", lambda call: called.append(call) or attend(call))
+    kind = FieldType(space := gspaces.rot2dOnR2(4), 2 * [space.regular_repr])
+    layer = PointSelfAttention(kind, kind, num_heads=2, backend="native")
+    coords = torch.randn(5, 2, requires_grad=moves)
+    layer(GeometricTensor(torch.randn(5, kind.size), kind, coords))
+    (call,) = called
+    assert (call.features is not None, call.relation is not None) == (moves, not moves)
+
+
 def test_queries_that_see_nothing_get_nothing():
     call = case((4, 2), (2, 2))
     call.keys[1] = -1
@@ -285,10 +320,11 @@ def test_keys_of_several_groups():
 
 
 @pytest.mark.parametrize("sum_query_poses", [False, True])
-@pytest.mark.parametrize("frozen", Arguments._fields[:9])
+@pytest.mark.parametrize("frozen", Arguments._fields[:LEAVES])
 def test_only_gradients_that_are_asked_for(frozen, sum_query_poses):
     """What needs none has its part in those of the others all the same."""
-    call = case(sum_query_poses=sum_query_poses)
+    terms = TERMS["layer" if frozen in ("layer", "shift") else "one"]
+    call = case(sum_query_poses=sum_query_poses, terms=terms)
     call = call._replace(**{frozen: getattr(call, frozen).detach()})
     leaves = [t for t in leaves_of(call) if t.requires_grad]
     grads = torch.autograd.grad(attend(call).sin().sum(), leaves)
@@ -309,13 +345,15 @@ def test_indices_of_other_types():
     assert torch.equal(attend(narrow), attend(call))
 
 
+@pytest.mark.parametrize("kind", ["one", "layer"])
 @pytest.mark.slow
-def test_derivatives_of_the_second_order():
-    call = case((2, 1), (1, 1), heads=1, num_poses=2, query_poses=2, key_poses=2, channels=2, functions=1)
+def test_derivatives_of_the_second_order(kind):
+    sizes = {"heads": 1, "num_poses": 2, "query_poses": 2, "key_poses": 2, "channels": 2, "functions": 1}
+    call = case((2, 1), (1, 1), **sizes, terms=TERMS[kind])
     leaves = leaves_of(call)
 
     def function(*tensors):
-        return attend(Arguments(*tensors, *call[9:]))
+        return attend(with_leaves(call, dict(zip(leaves, tensors, strict=True)).get))
 
     assert torch.autograd.gradcheck(function, leaves)
     assert torch.autograd.gradgradcheck(function, leaves)
@@ -331,7 +369,7 @@ def test_derivatives_of_the_second_order_drop_the_same_keys(sum_query_poses, nor
 
     def function(*tensors):
         torch.manual_seed(3)
-        return attend(Arguments(*tensors, *call[9:])._replace(dropout=0.4))
+        return attend(with_leaves(call, dict(zip(leaves, tensors, strict=True)).get)._replace(dropout=0.4))
 
     assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
 
@@ -569,6 +607,9 @@ def test_is_as_exact_as_operations_of_pytorch_however_large_scores_are(dtype, ow
                 extra=None,
                 factors=None,
                 envelope=None,
+                layer=None,
+                shift=None,
+                relation=None,
                 queries=torch.arange(12)[None] % 11,
                 keys=torch.arange(11)[None],
                 log_measure=None,

@@ -326,11 +326,11 @@ def test_on_cuda(one_order, dtype, tolerance, query, keys, encoding, options):
 def test_who_makes_features():
     """Kernels do so where the encoding says how, and coordinates have no gradient."""
 
-    def held(encoding, **options):
-        call = call_of(layer_of(encoding, **options))
-        return triton._num_features(call), call.bias.num_features
+    def coordinates(encoding, **options):
+        layer = call_of(layer_of(encoding, **options)).bias.first_layer()
+        return None if layer is None else layer[0].shape[1]
 
-    assert held("mlp") == (4, 5)
-    assert held("shared") == (5, 5)  # of two layers
-    assert held("separable") == (3, 3)
-    assert held("mlp", relation=Pair()) == (5, 5)
+    assert coordinates("mlp") == 2
+    assert coordinates("shared") is None  # of two layers
+    assert coordinates("separable") is None
+    assert coordinates("mlp", relation=Pair()) is None

@@ -77,14 +77,6 @@ template <class T> struct Network {
         return to;
     }
 
-    // 1 / (1 + e^-z). At the bounds of z it is hardly more than 0, or 1; what is not a number stays so in products with z.
-    static void sigmoid(const W* z, W* s) {
-        constexpr T most = sizeof(T) == 4 ? 87 : 700;
-        W x[tile], y[tile], rounded[tile];
-        UNROLL for (int v = 0; v < tile; v++) x[v] = smaller<T>(all<T>(most), larger<T>(all<T>(-most), z[v]));
-        normal_exp2<T>(x, -LOG2E<T>, y, rounded);
-        UNROLL for (int v = 0; v < tile; v++) s[v] = reciprocal<T>(y[v] + T(1));
-    }
     // Calls f(number, unit) for all units, in tiles.
     template <int MOST = BLOCK, class F> void each_tile(int64_t units, F f) const {
         int64_t unit = 0;
@@ -124,7 +116,7 @@ template <class T> struct Network {
             for (int v = 0; v < chunk; v++) y[v] = all<T>(bias[unit * repeats + repeat]);
             for (int64_t i = 0; i < inputs; i++)
                 for (int v = 0; v < chunk; v++) y[v] += first[unit * inputs + i] * x[i * chunk + v];
-            for (int v = 0; v < chunk; v += tile) sigmoid(y + v, s + v);
+            for (int v = 0; v < chunk; v += tile) sigmoid<T, tile>(y + v, s + v);
             W* to = active.data + unit * chunk;
             for (int v = 0; v < chunk; v++) y[v] *= s[v];
             for (int v = 0; v < chunk; v++) to[v] = y[v];
@@ -141,7 +133,7 @@ template <class T> struct Network {
                 W y[B][tile], s[tile];
                 multiply<B>(second + unit * hidden, hidden, 1, &active[start], hidden, y);
                 for (int b = 0; b < B; b++) {
-                    sigmoid(y[b], s);
+                    sigmoid<T, tile>(y[b], s);
                     f(unit + b, start, y[b], s);
                 }
             }

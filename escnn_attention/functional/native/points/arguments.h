@@ -16,6 +16,9 @@ extern "C" struct Arguments {
     const void* extra;  // (heads, rows of scores, extra_poses, groups, group_queries, group_keys), or null
     const void* factors;  // (heads, groups, group_queries, group_keys), or null
     const void* envelope;  // (groups, group_queries, group_keys), or null
+    const void* layer;  // (num_features, coordinates), or null
+    const void* shift;  // (num_features), or null
+    const void* relation;  // (num_poses, coordinates, feature_groups, feature_queries, group_keys), or null
     const int64_t* queries;  // (groups, group_queries), -1 fills up
     const int64_t* keys;  // (groups, group_keys), -1 fills up
     const void* log_measure;  // (points, key_poses), or null
@@ -32,6 +35,8 @@ extern "C" struct Arguments {
     void* grad_extra;  // as extra, or null
     void* grad_factors;  // as factors, or null
     void* grad_envelope;  // as envelope, or null
+    void* grad_layer;  // as layer, or null
+    void* grad_shift;  // as shift, or null
     int64_t num_poses;  // of the output
     int64_t query_poses;  // of the queries
     int64_t exclusive_keys;  // whether no two groups have keys in common
@@ -52,6 +57,7 @@ extern "C" struct Arguments {
     int64_t pose_heads;
     int64_t padded_key_poses;
     int64_t extra_poses;
+    int64_t coordinates;
     int64_t threads;
     double dropout;  // the probability
 };

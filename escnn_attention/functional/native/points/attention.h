@@ -34,17 +34,21 @@ template <class T> bool run(const Arguments& call) {
     // Groups that share features, and members that do, add to the same gradients, one after the other.
     const bool shared = call.grad_features && (layout.repeats > 1 || call.ring);
     const int64_t step = shared ? layout.repeats * layout.group_tasks : 1, steps = tasks / step;
-    const int64_t parts = std::min(steps, call.grad && layout.copies ? layout.copies : call.grad_pose ? MOST_COPIES : 256);
+    const bool copied = call.grad_pose || call.grad_layer || call.grad_shift;
+    const int64_t parts = std::min(steps, call.grad && layout.copies ? layout.copies : copied ? MOST_COPIES : 256);
     const int64_t poses = call.pose_heads * call.num_poses * call.channels * call.padded_key_poses;
     const Summed<T> of_poses(call.grad_pose, poses, parts, true);
+    const Summed<T> of_layer(call.grad_layer, call.num_features * call.coordinates, parts, true);
+    const Summed<T> of_shift(call.grad_shift, call.num_features, parts, true);
     const Summed<T> of_keys(call.grad_k, layout.keys_size(), parts, layout.copies);
     const Summed<T> of_values(call.grad_v, layout.keys_size(), parts, layout.copies);
     const auto make = [&] { return QueryPass<T>(layout); };
     bool done = share(parts, call.threads, make, [&](QueryPass<T>& pass, int64_t part) {
         for (int64_t task = part * steps / parts * step; task < (part + 1) * steps / parts * step; task++)
-            pass.work(task, of_poses.part(part), of_keys.part(part), of_values.part(part));
+            pass.work(task, {of_poses.part(part), of_layer.part(part), of_shift.part(part), of_keys.part(part),
+                             of_values.part(part)});
     });
-    of_poses.add(), of_keys.add(), of_values.add();
+    of_poses.add(), of_layer.add(), of_shift.add(), of_keys.add(), of_values.add();
     if (done && !layout.keys_at_once() && (call.grad_k || call.grad_v)) {
         const KeyPass<T> pass(layout);
         done = share(pass.tasks(), call.threads, [] { return 0; }, [&](int, int64_t task) { pass.work(task); });

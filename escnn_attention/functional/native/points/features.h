@@ -1,4 +1,5 @@
-// Scores of location: what features of a query and a key are worth to what the query reads of them.
+// Scores of location: what features of a query and a key are worth to what the query reads of them. They are given, or
+// made here: the SiLU of a linear map of what the query sees of the key.
 
 #pragma once
 
@@ -13,19 +14,26 @@ namespace {
 template <class T> struct FeatureScores {
     using W = V<T>;
     static constexpr int width = WIDTH<T>;
+    static constexpr int chunk = 4 * width;  // keys whose features are made at once
 
     explicit FeatureScores(const Layout<T>& layout) : layout(layout), call(layout.call) {
         // A vector more, which the last stretch of a ring reaches; and rows that do not all take the same lines of the
         // cache.
-        if (call.features)
-            rows = Rows<T>(layout.slots * call.heads * layout.score_rows, layout.padded_keys + LINE / int64_t(sizeof(T)));
+        const int64_t more = layout.padded_keys + LINE / int64_t(sizeof(T));
+        if (call.reads) rows = Rows<T>(layout.slots * call.heads * layout.score_rows, more);
+        if (!call.relation) return;
+        const int64_t stride = (more + chunk - 1) / chunk * chunk;
+        seen = Rows<T>(call.coordinates, stride), made = Rows<T>(call.num_features, stride);
+        if (!has_layer_gradients()) return;
+        slopes = Rows<T>(call.num_features, stride);
+        totals = Buffer<W>(call.num_features * (call.coordinates + 1));
     }
 
     T* row(const ScoreRow& of, int64_t head) const { return row(of.slot, head, of.index); }
-    bool needs_gradients() const { return call.grad_reads || call.grad_features; }
+    bool needs_gradients() const { return call.grad_reads || call.grad_features || has_layer_gradients(); }
 
     void forward(const Task<T>& task) {
-        each_table(task, [&](const Table& table) {
+        each_table<false>(task, [&](const Table& table) {
             int64_t key = 0;
             for (; key + width < task.num_keys; key += 2 * width)
                 each_block([&](auto number, const Reader* block) { multiply<number, 2>(block, table, key); });
@@ -33,17 +41,27 @@ template <class T> struct FeatureScores {
                 each_block([&](auto number, const Reader* block) { multiply<number, 1>(block, table, key); });
         });
     }
-    void backward(const Task<T>& task) {
-        each_table(task, [&](const Table& table) {
+    // Gradients of the layer, (F, D) and (F), are added to these.
+    void backward(const Task<T>& task, T* grad_layer, T* grad_shift) {
+        each_table<true>(task, [&](const Table& table) {
             if (call.grad_reads)
                 each_block([&](auto number, const Reader* block) {
                     for (int64_t f = 0; f < call.num_features; f += BLOCK) add_to_reads<number>(task, block, table, f);
                 });
-            if (!call.grad_features) return;
+            if (!call.grad_features && !has_layer_gradients()) return;
             int64_t key = 0;
             for (; key + width < task.num_keys; key += 2 * width) write_features<2>(task, table, key);
             if (key < task.num_keys) write_features<1>(task, table, key);
+            if (call.relation) add_to_layer(task);
         });
+        if (!has_layer_gradients()) return;
+        const W* total = totals.data;
+        for (int64_t f = 0; f < call.num_features; f++, total++) {
+            for (int64_t i = 0; i < call.coordinates; i++, total++)
+                if (grad_layer) grad_layer[f * call.coordinates + i] += sum<T>(*total);
+            if (grad_shift) grad_shift[f] += sum<T>(*total);
+        }
+        totals.clear();
     }
 
   private:
@@ -58,24 +76,28 @@ template <class T> struct FeatureScores {
         T *grad_reads, *row;
     };
 
+    bool has_layer_gradients() const { return call.grad_layer || call.grad_shift; }
+    // One, or as many as heads.
+    int64_t num_tables() const { return call.relation ? 1 : call.feature_heads; }
     T* row(int64_t slot, int64_t head, int64_t index) const {
         return rows[(slot * call.heads + head) * layout.score_rows + index];
     }
 
     // Calls f for all tables; `readers` are then those that read it.
-    template <class F> void each_table(const Task<T>& task, F f) {
+    template <bool BACKWARD, class F> void each_table(const Task<T>& task, F f) {
         const int64_t slots = task.members.size(), step = call.ring ? slots : 1;
-        for (int64_t head = 0; head < call.feature_heads; head++)
+        for (int64_t head = 0; head < num_tables(); head++)
             for (int64_t slot = 0; slot < slots; slot += step)
                 for (int64_t pose = 0; pose < call.num_poses; pose++) {
-                    const Table table = find_table(task, head, slot, pose);
+                    const Table table = call.relation ? make_table(task, slot, pose, BACKWARD && has_layer_gradients())
+                                                      : find_table(task, head, slot, pose);
                     readers.clear();
                     for (int64_t i = 0; i < step; i++) add_readers(task, head, slot + i, pose);
                     f(table);
                 }
     }
     void add_readers(const Task<T>& task, int64_t table_head, int64_t slot, int64_t pose) {
-        const bool shared = call.feature_heads == 1;
+        const bool shared = num_tables() == 1;
         for (int64_t head = shared ? 0 : table_head; head < (shared ? call.heads : table_head + 1); head++)
             for (int64_t i = 0; i < layout.summed_poses; i++) {
                 const int64_t query_pose = call.sum_query_poses ? i : layout.own_query_pose(pose);
@@ -97,6 +119,40 @@ template <class T> struct FeatureScores {
         if (copied.numbers.size == 0) copied = Rows<T>(features, layout.padded_keys);
         for (int64_t f = 0; f < features; f++) std::copy_n(start + f * stride, task.num_keys, copied[f]);
         return {copied[0], copied.stride, offset};
+    }
+    // A table of features that are made here, on demand with the derivatives of the SiLU.
+    Table make_table(const Task<T>& task, int64_t slot, int64_t pose, bool slopes_too) const {
+        const int64_t stride = layout.features_stride(), coordinates = call.coordinates;
+        const int64_t offset = layout.features_offset(task.group, task.members[slot]);
+        const T *start = as<T>(call.relation) + pose * coordinates * stride + offset;
+        for (int64_t i = 0; i < coordinates; i++) {
+            std::copy_n(start + i * stride, task.num_keys, seen[i]);
+            std::fill(seen[i] + task.num_keys, seen[i] + seen.stride, T(0));
+        }
+        const T *layer = as<T>(call.layer), *shift = as<T>(call.shift);
+        for (int64_t f = 0; f < call.num_features; f++, layer += coordinates)
+            for (int64_t key = 0; key < task.num_keys; key += chunk) {
+                W y[4], s[4];
+                for (int v = 0; v < 4; v++) y[v] = all(shift[f]);
+                for (int64_t i = 0; i < coordinates; i++)
+                    for (int v = 0; v < 4; v++) y[v] += layer[i] * load(seen[i] + key + v * width);
+                sigmoid<T, 4>(y, s);
+                for (int v = 0; v < 4; v++) y[v] *= s[v], store(made[f] + key + v * width, y[v]);
+                if (!slopes_too) continue;
+                for (int v = 0; v < 4; v++) store(slopes[f] + key + v * width, s[v] + y[v] * (T(1) - s[v]));
+            }
+        return {made[0], made.stride, 0};
+    }
+    // To the gradients of the layer, by those of what goes into the SiLU, which `slopes` has then.
+    void add_to_layer(const Task<T>& task) const {
+        W* to = totals.data;
+        for (int64_t f = 0; f < call.num_features; f++) {
+            const T* grad = slopes[f];
+            for (int64_t i = 0; i < call.coordinates; i++, to++)
+                for (int64_t key = 0; key < task.num_keys; key += width) *to += load(grad + key) * load(seen[i] + key);
+            for (int64_t key = 0; key < task.num_keys; key += width) *to += load(grad + key);
+            to++;
+        }
     }
     // Calls f(number, readers), several at a time.
     template <class F> void each_block(F f) const {
@@ -144,7 +200,7 @@ template <class T> struct FeatureScores {
             for (int64_t b = 0; b < std::min<int64_t>(BLOCK, call.num_features - first); b++)
                 block[i].grad_reads[first + b] += total[i * BLOCK + b];
     }
-    // The gradients of features at B vectors of keys, which has all readers. Those of several tasks are added.
+    // The gradients of features at B vectors of keys, from all readers. Those of several tasks are added.
     template <int B> void write_features(const Task<T>& task, const Table& table, int64_t key) const {
         int64_t first = 0;
         for (; first + BLOCK < call.num_features; first += 2 * BLOCK)
@@ -163,6 +219,14 @@ template <class T> struct FeatureScores {
             for (int i = 0; i < F; i++)
                 for (int b = 0; b < B; b++) y[i][b] += reader.reads[feature[i]] * grad[b];
         }
+        if (call.relation) {
+            for (int i = 0; i < std::min<int64_t>(F, call.num_features - first); i++)
+                for (int b = 0; b < B; b++) {
+                    T* at = slopes[first + i] + key + b * width;
+                    store(at, load(at) * y[i][b]);
+                }
+            return;
+        }
         const bool adds = layout.repeats > 1 || call.ring;
         T* to = as<T>(call.grad_features) + table.offset + first * layout.features_stride() + key;
         for (int i = 0; i < std::min<int64_t>(F, call.num_features - first); i++, to += layout.features_stride())
@@ -179,6 +243,8 @@ template <class T> struct FeatureScores {
     const Layout<T>& layout;
     const Arguments& call;
     Rows<T> rows, copied;
+    Rows<T> seen, made, slopes;  // (D, keys) and (F, keys) of a query
+    Buffer<W> totals;            // (F, D + 1)
     std::vector<Reader> readers;
 };
 

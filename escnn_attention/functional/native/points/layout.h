@@ -39,7 +39,7 @@ template <class T> struct Layout {
               score_rows(call.num_poses * summed_poses),
               shared_query(!call.sum_query_poses && call.query_poses == 1 && call.num_poses > 1),
               grad_rows(call.sum_query_poses || shared_query ? call.query_poses : call.num_poses),
-              repeats(call.features ? call.groups / call.feature_groups : 1),
+              repeats(call.reads ? call.groups / call.feature_groups : 1),
               padded_keys((call.group_keys + width - 1) / width * width),
               row_stride(((call.key_poses * call.group_keys + line - 1) / line + 1) * line),
               whole_groups(call.exclusive_keys && call.groups >= FEWEST_GROUPS && group_size() <= CACHED_NUMBERS),

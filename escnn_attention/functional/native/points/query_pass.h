@@ -10,6 +10,12 @@
 
 namespace {
 
+// Gradients that a part of the tasks adds to, or null: of tables of poses, of the layer of the features, of keys and of
+// values.
+template <class T> struct PartGradients {
+    T *poses, *layer, *shift, *keys, *values;
+};
+
 template <class T> struct QueryPass {
     static constexpr int width = WIDTH<T>;
 
@@ -34,11 +40,10 @@ template <class T> struct QueryPass {
         task_grad_scores = Rows<T>(layout.slots * layout.grad_rows, layout.row_stride);
     }
 
-    // Gradients of the tables of poses, of keys and of values are added to these.
-    void work(int64_t number, T* grad_tables, T* grad_k, T* grad_v) {
+    void work(int64_t number, const PartGradients<T>& grads) {
         if (!task.begin(number)) return;
         normalization.begin(task);
-        if (call.features) scores.features.forward(task);
+        if (call.reads) scores.features.forward(task);
         const int64_t* end = task.keys + call.group_keys;
         const bool packed = keeps_keys() && std::equal(task.keys, end, last_keys.begin(), last_keys.end());
         if (keeps_keys()) last_keys.assign(task.keys, end);
@@ -46,12 +51,12 @@ template <class T> struct QueryPass {
             if (!packed && call.q) pack(task, as<T>(call.k), keys());
             if (!packed) pack(task, as<T>(call.v), values());
             scores.begin();
-            call.grad ? backward(grad_tables) : forward();
+            call.grad ? backward(grads.poses) : forward();
             if (call.grad && layout.keys_at_once())
-                key_pass.work(task.head, task.group, task.first, task.end, task_weights[0], task_grad_scores[0], grad_k,
-                              grad_v);
+                key_pass.work(task.head, task.group, task.first, task.end, task_weights[0], task_grad_scores[0],
+                              grads.keys, grads.values);
         }
-        if (scores.features.needs_gradients()) scores.features.backward(task);
+        if (scores.features.needs_gradients()) scores.features.backward(task, grads.layer, grads.shift);
         if (call.grad_envelope) normalization.finish(task);
     }
 

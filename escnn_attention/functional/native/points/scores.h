@@ -18,7 +18,7 @@ template <class T> struct Scores {
               layout(layout),
               call(layout.call),
               poses(layout),
-              has_biases(call.features || call.pose || call.extra),
+              has_biases(call.reads || call.pose || call.extra),
               biases(GROUP, layout.row_stride),
               shared(layout.shared_query ? 1 : 0, layout.row_stride),
               by_pose(GROUP, call.padded_key_poses + width) {}
@@ -70,7 +70,7 @@ template <class T> struct Scores {
         return x;
     }
     void add_biases(const Task<T>& task, const ScoreRow& row, const T* added, T* to) const {
-        const T* located = call.features ? features.row(row, task.head) : zeros.data;
+        const T* located = call.reads ? features.row(row, task.head) : zeros.data;
         const T* extra = call.extra ? as<T>(call.extra) + layout.extra_offset(row, task.head, task.group) : nullptr;
         const T* end = as<T>(call.extra) + layout.extra_size();
         const int64_t num_keys = task.num_keys;
@@ -78,7 +78,7 @@ template <class T> struct Scores {
         if (call.pose) poses.forward(row, task.head, of_pose);
         // The last vector of a stretch is too long: the next is written over it.
         for (int64_t pose = 0; pose < call.key_poses; pose++)
-            task.each_stretch(call.features ? task.turn(row.slot) : 0, [&](int64_t first, int64_t from, int64_t number) {
+            task.each_stretch(call.reads ? task.turn(row.slot) : 0, [&](int64_t first, int64_t from, int64_t number) {
                 for (int64_t key = 0; key < number; key += width) {
                     const int64_t at = pose * num_keys + first + key;
                     W y = load(located + from + key);
