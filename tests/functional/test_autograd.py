@@ -25,6 +25,7 @@ from escnn_attention.functional.matmul import (
     grouped_linear_transpose,
     matmul,
 )
+from escnn_attention.functional.norms import layer_norm
 from escnn_attention.functional.points import native as points_native
 from escnn_attention.functional.points import pair_mlp
 from escnn_attention.functional.responses import attentive
@@ -275,6 +276,7 @@ FUNCTIONS = {
     "_Gradients": lambda: _map_of_irreps(differentiated=True),
     "_GroupedLinear": lambda: grouped_linear(_tensor(5, 3), _tensor(6, 3), columns=_columns()),
     "_GroupedLinearTranspose": lambda: grouped_linear_transpose(_tensor(2, 5, 2, 3), _tensor(6, 3), columns=_columns()),
+    "_LayerNorm": lambda: layer_norm(_tensor(5, 3), _tensor(3), _tensor(3), 1e-5),
     "_Map": _map_of_irreps,
     "_Matmul": lambda: matmul(_tensor(2, 3, 4), _tensor(2, 4, 5)),
     "_Unbind": lambda: torch.cat(list(apart(_tensor(5, 4, 3).transpose(0, 1), 2))),
