@@ -35,7 +35,7 @@ from escnn_attention.nn.arguments import (
     shown,
 )
 from escnn_attention.nn.heads import Heads, is_scalar
-from escnn_attention.nn.module import GridModule, check_field, check_index, check_shape
+from escnn_attention.nn.module import GridModule, check_field, check_index, check_mask, check_shape
 from escnn_attention.nn.point_attention import check_box, choose_cutoff, choose_kernel, choose_neighbourhood
 from escnn_attention.nn.self_attention import (
     bind,
@@ -156,13 +156,13 @@ class GroupCrossAttention(GridModule):
         mode = AttentionMode(query, keys, dropout, _check_backend(backend))
         given: dict[str, Any] = {**options}
         one_space = query_type.gspace == key_type.gspace
-        group = _group_of(query_type.gspace, key_type.gspace, as_samples(samples))
+        group = _group_of(key_type.gspace, as_samples(samples))
         is_causal = check_bool("is_causal", given.pop("is_causal", False))
         grid_options = {name: given.pop(name) for name in ("dilation", "causal", "padding_mode") if name in given}
         grid_options |= {"causal": True} if is_causal else {}
         seen = _choose_window(group, key_type, kernel_size, window, one_space, **grid_options)
         point_options = {n: value for n in _POINT_OPTIONS if (value := given.pop(n, None)) is not None}
-        heads = Heads.choose(out_type, num_heads, group, **given)
+        heads = Heads(out_type, num_heads, group, **given)
         bound = _choose_encoding(encoding, query_type.gspace, one_space)
         check_on_torus(bound, seen)
         places = _choose_places(group, bound, seen, one_space, spacing, length_scale, point_options)
@@ -226,7 +226,7 @@ class GroupCrossAttention(GridModule):
                 that reaches around a torus, a radius between grids, edges for a layer that chooses keys.
         """
         x, y, z = self._check_sets(queries, keys, values)
-        mask = None if key_padding_mask is None else _check_padding(key_padding_mask, y)
+        mask = None if key_padding_mask is None else check_mask(key_padding_mask, y, "key_padding_mask")
         sets, batches = (queries, keys), (query_batch, key_batch)
         if queries.coords is None and keys.coords is None:
             _check_no_batch(batches)
@@ -267,7 +267,7 @@ class GroupCrossAttention(GridModule):
         x, y = self._check_queries_and_keys(queries, keys)
         # Whatever values are, they are attended to alike.
         z = None if self.value_type == self.key_type else y.new_zeros(len(y), self.value_type.size, *y.shape[2:])
-        mask = None if key_padding_mask is None else _check_padding(key_padding_mask, y)
+        mask = None if key_padding_mask is None else check_mask(key_padding_mask, y, "key_padding_mask")
         coords, batches = (queries.coords, keys.coords), (query_batch, key_batch)
         if coords == (None, None):
             _check_no_batch(batches)
@@ -329,8 +329,8 @@ class GroupCrossAttention(GridModule):
 
     def _check_queries_and_keys(self, queries: Any, keys: Any) -> tuple[Tensor, Tensor]:
         """The tensors of queries and keys, if they fit the layer and each other."""
-        x = _check_set(queries, self.query_type, self, "queries")
-        y = _check_set(keys, self.key_type, self, "keys")
+        x: Tensor = check_field(queries, self.query_type, self, "queries").tensor
+        y: Tensor = check_field(keys, self.key_type, self, "keys").tensor
         if queries.coords is keys.coords is None and len(x) != len(y):
             raise ValueError(f"keys: got {len(y)} images, and there are {len(x)} of queries; needed as many")
         return x, y
@@ -342,7 +342,7 @@ class GroupCrossAttention(GridModule):
             return x, y, None
         if values is None:
             raise ValueError(f"values: got None, needed features of type {self.value_type}; keys are of another type")
-        z = _check_set(values, self.value_type, self, "values")
+        z: Tensor = check_field(values, self.value_type, self, "values").tensor
         if len(z) != len(y) or z.shape[2:] != y.shape[2:] or (values.coords is None) != (keys.coords is None):
             shape = (len(y), self.value_type.size, *y.shape[2:])
             raise ValueError(f"values: got shape {tuple(z.shape)}, needed {shape}, where the keys are")
@@ -446,7 +446,7 @@ def _check_types(query_type: Any, key_type: Any, value_type: Any, out_type: Any)
             raise ValueError(f"{name}: its gspace is {given[name].gspace.name}, needed that of {other}, {gspace.name}")
 
 
-def _group_of(asking: GSpace, asked: GSpace, samples: Samples | None) -> Fibers:
+def _group_of(asked: GSpace, samples: Samples | None) -> Fibers:
     """The tables of the fiber group, with its action on the space of the keys."""
     group = fibers(asked, samples)
     if group.samples is not None and group.samples.turn == "random":
@@ -543,12 +543,6 @@ def _choose_spacing(spacing: float | None, one_space: bool) -> tuple[int, int] |
     return found.denominator, found.numerator
 
 
-def _check_set(x: Any, needed: FieldType, layer: GroupCrossAttention, name: str) -> Tensor:
-    """The tensor of ``x``, if it is a feature field of this type."""
-    tensor: Tensor = check_field(x, needed, layer, name).tensor
-    return tensor
-
-
 def _check_cloud(name: str, coords: Tensor, batch: Tensor | None, hidden: Tensor | None) -> None:
     """The coordinates of queries or keys are finite where no mask hides them, and their clouds have numbers."""
     if len(coords) == 0:
@@ -579,14 +573,3 @@ def _check_edges(
             clouds.append(numbers_of("batch", batch)[index])
     if not bool((clouds[0] == clouds[1]).all()):
         raise ValueError("edge_index: got edges from keys of one cloud or image to queries of another")
-
-
-def _check_padding(mask: Any, keys: Tensor) -> Tensor:
-    """``mask``, if it says of every key whether it is to be ignored."""
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"key_padding_mask: got {got}, needed a tensor of torch.bool, True for keys to ignore")
-    needed = (len(keys), *keys.shape[2:])
-    if mask.shape != needed:
-        raise ValueError(f"key_padding_mask: got shape {tuple(mask.shape)}, needed {needed}")
-    return mask

@@ -307,7 +307,7 @@ class DilationSelfAttention(PlainModule):
         # One query without a pose contributes to every output pose.
         mode = AttentionMode("all" if self._lifts else query, "all", dropout, ON_GRIDS.check(backend))
         _check_windows(windows, measure, scales)
-        heads = Heads.choose(of_scale, num_heads, group, head_fields=head_fields, projection=projection, bias=bias)
+        heads = Heads(of_scale, num_heads, group, head_fields=head_fields, projection=projection, bias=bias)
         shape = _choose_shape(group, in_type, kernel_size, window)
         encoding = _check_encoding(encoding)
         seen = None if self._lifts else _choose_interval(interval, scales)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,31 +30,19 @@ from escnn_attention.plain.projections import (
 _Module = TypeVar("_Module", bound=ScoredHeads)
 
 
-@dataclass(frozen=True)
 class Heads:
-    """The heads of a layer on the poses of a group.
+    """The heads of a layer to ``out_type`` on the poses of a group, by the arguments of :class:`GroupSelfAttention`.
 
     Attributes:
         number: the number M of heads.
         channels: the number C of regular fields of each.
-        group: the poses.
-        projection: the kind of the projections.
-        bias: whether they have biases.
-        qk_norm: whether queries and keys are normalised.
-        registers: how many of them there are.
+
+    Raises:
+        ValueError: heads that do not divide the fields, an unknown projection, or one that needs regular fields.
     """
 
-    number: int
-    channels: int
-    group: Fibers
-    projection: ProjectionKind
-    bias: bool
-    qk_norm: bool = False
-    registers: int = 0
-
-    @classmethod
-    def choose(
-        cls,
+    def __init__(
+        self,
         out_type: FieldType,
         num_heads: int,
         group: Fibers,
@@ -64,19 +52,13 @@ class Heads:
         bias: bool = True,
         qk_norm: bool = False,
         registers: int = 0,
-    ) -> Heads:
-        """The heads of a layer to ``out_type``, by the arguments of :class:`GroupSelfAttention`.
-
-        Raises:
-            ValueError: heads that do not divide the fields, an unknown projection, or one that needs regular fields.
-        """
-        check_option("projection", projection, ("group", "pointwise"))
-        num_heads = check_int("num_heads", num_heads)
-        channels = choose_head_fields(out_type, num_heads, head_fields, _mass(out_type, group))
+    ):
+        self.projection: ProjectionKind = check_option("projection", projection, ("group", "pointwise"))
+        self.number, self.group, self.qk_norm = check_int("num_heads", num_heads), group, qk_norm
+        self.channels = choose_head_fields(out_type, num_heads, head_fields, _mass(out_type, group))
         if projection == "pointwise":
             check_regular("out_type", out_type, 'projection="pointwise"')
-        check_int("registers", registers, least=0)
-        return cls(num_heads, channels, group, projection, check_bool("bias", bias), qk_norm, registers)
+        self.registers, self.bias = check_int("registers", registers, least=0), check_bool("bias", bias)
 
     def needs(self, encoding: Encoding | PairKernel, mode: AttentionMode) -> Needs:
         """What a head needs of the fields, which an encoding reads.

@@ -241,7 +241,7 @@ class PowerSpectrum(PlainModule):
         channels_of(in_type)  # orthogonal, all of them
         counts = [len(r.irreps) for r in in_type.representations]
         starts = np.concatenate([[0], np.cumsum(counts)])
-        first_channels = {int(start): i for i, start in enumerate(_starts(in_type))}
+        first_channels = {int(start): i for i, start in enumerate(in_type.fields_start)}
         parts, group = [], in_type.fibergroup
         for representation, columns in columns_of(in_type):
             irreps = [group.irrep(*name) for name in representation.irreps]
@@ -255,8 +255,3 @@ class PowerSpectrum(PlainModule):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.plain.extra_repr()}"
-
-
-def _starts(field_type: FieldType) -> np.ndarray:
-    """The first channel of each field."""
-    return np.concatenate([[0], np.cumsum([r.size for r in field_type.representations])[:-1]])

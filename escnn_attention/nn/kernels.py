@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -86,7 +85,8 @@ def kernel_orbits(gspace: GSpace, out_poses: int, in_poses: int, kernel_size: in
         entries = entries[:, _first(identity, in_poses)]
     products = np.stack([group.quotient[group.inverse[g]] for g in range(group.order)])  # products[g, h] = gh
     orbits = entries
-    for g in _grid_elements(gspace, len(places)):
+    # The elements that map the grid of a kernel onto itself: all of them where it is a single place.
+    for g in np.flatnonzero(is_signed_permutation(group.action) | (len(places) == 1)):
         moved = places @ group.action[g].T
         to = np.isclose(moved[:, None], places, atol=1e-6).all(-1).argmax(-1)
         poses = [products[g] if n > 1 else np.zeros(1, dtype=int) for n in (out_poses, in_poses)]
@@ -146,12 +146,6 @@ def _sampled(
 def _first(index: int, number: int) -> np.ndarray:
     """The places of ``number`` things in a row once the one at ``index`` has moved to the front."""
     return np.argsort([index, *(i for i in range(number) if i != index)])
-
-
-def _grid_elements(gspace: GSpace, places: int) -> Iterable[int]:
-    """The elements that map the grid of a kernel onto itself: all of them where it is a single place."""
-    group = fibers(gspace)
-    return np.flatnonzero(is_signed_permutation(group.action) | (places == 1))
 
 
 def _places(kernel_size: int, dimensions: int) -> np.ndarray:

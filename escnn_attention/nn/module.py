@@ -325,23 +325,23 @@ def check_cloud(
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"{name}: got {type(value).__name__}, needed a tensor or None")
     coords = numbers_of("coords", coords)
-    others = {name: None if value is None else numbers_of(name, value) for name, value in others.items()}
-    _check_numbers(coords, **others)
-    if edge_attr is not None:
-        _check_features(edge_attr, coords, others["edge_index"], others["batch"], others["mask"])
-
-
-def _check_numbers(
-    coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, mask: Tensor | None, measure: Tensor | None
-) -> None:
-    """Check the shapes, types and numbers of the arguments against the points."""
-    number = len(coords)
+    edge_index, batch, mask, measure = (None if v is None else numbers_of(name, v) for name, v in others.items())
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (number,)):
         raise ValueError(f"mask: got {mask.dtype} of shape {tuple(mask.shape)}, needed bool of shape ({number},)")
     if mask is not None and not bool(mask.any()):
         raise ValueError("mask: hides all points, needed at least one that is there")
-    finite = coords.isfinite().all(-1)
-    if not bool((finite if mask is None else finite | ~mask).all()):
+    there = torch.ones(number, dtype=torch.bool, device=coords.device) if mask is None else mask
+    _check_numbers(coords, edge_index, batch, there, measure)
+    if edge_attr is not None:
+        _check_features(edge_attr, coords, edge_index, batch, there)
+
+
+def _check_numbers(
+    coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, there: Tensor, measure: Tensor | None
+) -> None:
+    """Check the shapes, types and numbers of the arguments against the points, of which some are ``there``."""
+    number = len(coords)
+    if not bool((coords.isfinite().all(-1) | ~there).all()):
         raise ValueError("coords: got numbers that are not finite; leave points out by mask")
     if edge_index is not None:
         check_index("edge_index", edge_index, (2, edge_index.shape[-1] if edge_index.dim() else 0), number)
@@ -350,17 +350,16 @@ def _check_numbers(
         if edge_index is not None and bool((batch[edge_index[0]] != batch[edge_index[1]]).any()):
             raise ValueError("edge_index: got edges between points that belong to different clouds of batch")
     if edge_index is not None:
-        _check_keys(edge_index, number, mask)
+        _check_keys(edge_index, there)
     if measure is not None:
         if measure.shape != (number,):
             raise ValueError(f"measure: got shape {tuple(measure.shape)}, needed ({number},)")
-        good = (measure > 0) & measure.isfinite()
-        if not bool((good if mask is None else good | ~mask).all()):
+        if not bool(((measure > 0) & measure.isfinite() | ~there).all()):
             raise ValueError("measure: got numbers that are not positive and finite; leave points out by mask")
 
 
 def _check_features(
-    edge_attr: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, mask: Tensor | None
+    edge_attr: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, there: Tensor
 ) -> None:
     """Features of edges are finite numbers, one row for each edge, or in tables that have room for all points."""
     needed = "needed (edges, features) with edge_index" if edge_index is not None else _NEEDED_TABLES
@@ -373,26 +372,25 @@ def _check_features(
     if edge_index is not None:
         if len(got) != 2 or got[0] != edge_index.shape[1]:
             raise ValueError(f"edge_attr: got shape {got} for {edge_index.shape[1]} edges, {needed}")
-        there = torch.ones_like(edge_index[0], dtype=torch.bool) if mask is None else mask[edge_index].all(0)
+        needs = there[edge_index].all(0)
     else:
         cloud = torch.zeros(number, dtype=torch.long, device=coords.device) if batch is None else batch
         clouds, most = int(cloud.max()) + 1, int(cloud.bincount().max())
         if len(got) != 4 or got[0] < clouds or got[1] != got[2] or got[1] < most:
             raise ValueError(f"edge_attr: got shape {got} for {clouds} clouds of up to {most} points, {needed}")
         points = edge_attr.new_zeros(got[:2], dtype=torch.bool)
-        points[cloud, ranks(batch, None, number, coords.device)] = True if mask is None else mask
-        there = points.unsqueeze(2) & points.unsqueeze(1)
-    if features is not None and not bool((features.isfinite().all(-1) | ~there).all()):
+        points[cloud, ranks(batch, None, number, coords.device)] = there
+        needs = points.unsqueeze(2) & points.unsqueeze(1)
+    if features is not None and not bool((features.isfinite().all(-1) | ~needs).all()):
         raise ValueError("edge_attr: got numbers that are not finite; leave points out by mask")
 
 
-def _check_keys(edge_index: Tensor, number: int, mask: Tensor | None) -> None:
+def _check_keys(edge_index: Tensor, there: Tensor) -> None:
     """Every point that is there has a key."""
-    queries = edge_index[1] if mask is None else edge_index[1, mask[edge_index[0]]]
-    without = torch.ones(number, dtype=torch.bool, device=edge_index.device) if mask is None else mask.clone()
-    without[queries] = False
+    without = there.clone()
+    without[edge_index[1, there[edge_index[0]]]] = False
     if bool(without.any()):
-        example, several = int(without.nonzero()[0]), int(without.sum())
+        example, several, number = int(without.nonzero()[0]), int(without.sum()), len(there)
         raise ValueError(
             f"edge_index: no edge leads to point {example} ({several} such of {number} points), which then has nothing "
             "to attend to; give isolated points an edge to themselves, or leave them out by mask"

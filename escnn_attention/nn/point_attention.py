@@ -22,13 +22,13 @@ from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.geometry.points import Cloud
 from escnn_attention.geometry.relations import Offset, Relation, periods_of
-from escnn_attention.groups.fibers import Fibers, fibers, mass
+from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import PairOptions, PointSelfOptions, check_options, check_types, option_names
-from escnn_attention.nn.heads import Heads, check_poses, check_weights, is_scalar
+from escnn_attention.nn.heads import Heads, check_poses, is_scalar
 from escnn_attention.nn.module import PointLayer, check_edge_dim
-from escnn_attention.nn.self_attention import check_shared, flat_positions, pose_indices
+from escnn_attention.nn.self_attention import check_shared, flat_positions, pose_indices, query_weight
 from escnn_attention.plain.cutoff import Cutoff, polynomial_envelope
 from escnn_attention.plain.point_attention import ConvolvedValues, PointAttention
 from escnn_attention.plain.projections import AttentionMode, GroupTables, padded, with_registers
@@ -157,7 +157,7 @@ class PointSelfAttention(PointLayer):
             if not relation.is_offset:
                 raise ValueError(f"poses: got {subgroup} with {relation}, needed the offset, relation=None")
         cutoff = given.pop("cutoff", False)
-        heads = Heads.choose(out_type, num_heads, group, **given)
+        heads = Heads(out_type, num_heads, group, **given)
         kernel = choose_kernel(encoding, relation)
         check_poses(heads, kernel)
         rule = choose_neighbourhood(radius, num_neighbours, relation, group.dimension)
@@ -180,7 +180,7 @@ class PointSelfAttention(PointLayer):
             mode=replace(mode, backend=_check_motion(relation, keys, backend, shared_scores)),
             needs=needs,
             length_scale=check_length("length_scale", rule.length if length_scale is None else length_scale),
-            query_weight=_query_weight(out_type, group, query, lifts),
+            query_weight=1.0 if lifts else query_weight(out_type, group, query, lifts=False),
             transformation=random_transformation(in_type, out_type, group),
             edge_dim=check_edge_dim(edge_dim),
             cutoff=choose_cutoff(cutoff, rule),
@@ -307,12 +307,7 @@ class PointAttentiveConv(PointSelfAttention):
         **options: Unpack[ConvOptions],
     ):
         check_options(type(self).__name__, options, option_names(PointAttentiveConv))
-        kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
-        if kernel.absolute or kernel.rotates:
-            raise ValueError(
-                f"encoding: PointAttentiveConv got {type(kernel).__name__}, needed a function of the relation of two "
-                "points: mlp, separable, fourier, none or a PairKernel"
-            )
+        kernel = relative_kernel(encoding, "PointAttentiveConv", "the relation of two points")
         self.kernel_features = kernel_features
         super().__init__(in_type, out_type, num_heads, encoding=kernel, **options)
 
@@ -415,6 +410,17 @@ def choose_kernel(encoding: Encoding | PairKernel | str | None, relation: Relati
     return kernel
 
 
+def relative_kernel(encoding: Encoding | PairKernel | str | None, layer: str, argument: str) -> Encoding | PairKernel:
+    """The encoding or kernel of a layer, if it is a function of the argument, and not of the positions themselves."""
+    kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
+    if kernel.absolute or kernel.rotates:
+        raise ValueError(
+            f"encoding: {layer} got {type(kernel).__name__}, needed a function of {argument}: mlp, separable, fourier, "
+            "none or a PairKernel"
+        )
+    return kernel
+
+
 def _lifts(in_type: FieldType, heads: Heads, relation: Relation) -> bool:
     """Whether queries, keys and values are made of scalars alone, which look the same from every pose and need none."""
     there = heads.projection == "group" and heads.group.order > 1 and not relation.sees_poses
@@ -464,14 +470,6 @@ def _check_motion(relation: Relation, keys: KeyMode, backend: str, shared_scores
     if backend not in ("auto", "neighbours"):
         raise ValueError(f'backend: got {backend!r}, and {relation} sees poses, too; needed "auto" or "neighbours"')
     return "neighbours"
-
-
-def _query_weight(out_type: FieldType, group: Fibers, query: QueryMode, lifts: bool) -> float:
-    """The factor of the sum over the query poses, which together weigh as much as there are poses."""
-    if query == "own" or lifts:
-        return 1.0
-    check_weights(group)
-    return mass(out_type) / group.order if group.cosets is None else 1.0
 
 
 def opposite_poses(group: Fibers) -> np.ndarray | None:

@@ -347,7 +347,7 @@ class GroupSelfAttention(MaskedModule):
         filters = given.pop("projection_kernel_size", 1), given.pop("projection_filters", 1)
         whole, subgroup = fibers(in_type.gspace, as_samples(samples)), given.pop("poses", None)
         group = whole if subgroup is None else fibers(in_type.gspace, subgroup=subgroup)
-        heads = Heads.choose(out_type, num_heads, group, **given)
+        heads = Heads(out_type, num_heads, group, **given)
         encoding = as_encoding(encoding)
         check_poses(heads, encoding)
         needs = heads.needs(encoding, mode)

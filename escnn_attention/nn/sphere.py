@@ -13,12 +13,12 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from escnn_attention._checks import check_int, check_length, check_probability
-from escnn_attention.encodings import Encoding, as_encoding
+from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import QueryMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.cache import checked
-from escnn_attention.geometry.neighbours import Neighbourhood, numbers_of
+from escnn_attention.geometry.neighbours import numbers_of
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.groups.fibers import FrameSegment, columns_of, invariant_vectors
 from escnn_attention.groups.lie_algebra import represented
@@ -34,7 +34,7 @@ from escnn_attention.nn.arguments import (
 from escnn_attention.nn.heads import is_scalar, made_for, normalised_needs
 from escnn_attention.nn.module import PointLayer, PointModule, check_at_points, check_edge_dim, check_points
 from escnn_attention.nn.norms import BlockNorm, check_norm_kind, norm_of
-from escnn_attention.nn.point_attention import bind_kernel
+from escnn_attention.nn.point_attention import bind_kernel, choose_neighbourhood, relative_kernel
 from escnn_attention.nn.pointwise import DropPath, dropout_of, ends_of, shortcut_of
 from escnn_attention.nn.transformer import PointBlock
 from escnn_attention.plain.projections import AttentionMode, FromPoses, GroupTables, QueryKeyNorm, Scalars, ToPoses
@@ -196,10 +196,13 @@ class SphereSelfAttention(PointLayer):
         if head_fields is None:
             head_fields = -(-len(out_type) // num_heads)
         fields = num_heads * check_int("head_fields", head_fields)
-        neighbourhood = _choose_neighbourhood(radius, num_neighbours)
+        chord = None if radius is None else _chord(radius)
         if length_scale is None:
-            length_scale = _chord(radius) if radius else 1.0
-        kernel, lifts = _choose_encoding(encoding), is_scalar(in_type)
+            length_scale = chord or 1.0
+        # No point is further than the antipode, whatever rounding makes of its distance.
+        neighbourhood = choose_neighbourhood(None if chord == 2.0 else chord, num_neighbours, Offset(), 3)
+        kernel = relative_kernel(encoding, "SphereSelfAttention", "the quotient of two frames")
+        lifts = is_scalar(in_type)
         needs = normalised_needs(qk_norm, kernel, head_fields, 3, normalization)
         number, made = made_for(needs, num_heads, head_fields, bool(bias))
         project_in = Scalars(in_type.size, number, **made) if lifts else stabiliser.read(in_type, number, **made)
@@ -263,26 +266,6 @@ def check_on_sphere(module: PointModule, atol: float, rtol: float) -> list[tuple
 def _chord(radius: float) -> float:
     """The distance between points that see each other under this angle."""
     return 2 * math.sin(min(check_length("radius", radius), math.pi) / 2)
-
-
-def _choose_neighbourhood(radius: float | None, num_neighbours: int | None) -> Neighbourhood:
-    """The rule by which points are neighbours."""
-    if num_neighbours is not None:
-        check_int("num_neighbours", num_neighbours)
-    # No point is further than the antipode, whatever rounding makes of its distance.
-    chord = None if radius is None or _chord(radius) == 2.0 else _chord(radius)
-    return Neighbourhood(chord, num_neighbours)
-
-
-def _choose_encoding(encoding: Encoding | PairKernel | str | None) -> Encoding | PairKernel:
-    """The encoding or kernel, if it is a function of the quotient of two frames."""
-    kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
-    if kernel.absolute or kernel.rotates:
-        raise ValueError(
-            f"encoding: SphereSelfAttention got {type(kernel).__name__}, needed a function of the quotient of two "
-            "frames: mlp, separable, fourier, none or a PairKernel"
-        )
-    return kernel
 
 
 class SphereOptions(TypedDict, total=False):

@@ -210,10 +210,8 @@ class TransformerBlock(GridModule):
                 in_type, out_type, num_heads, kernel_size, dropout=attention_dropout, **shared, **given
             )
         else:
-            own: dict[str, Any] = {
-                "num_heads": (num_heads, 1),
-                "kernel_size": (kernel_size, kernel_size if isinstance(kernel_size, Required) else None),
-            }
+            size = None if isinstance(kernel_size, Required) else kernel_size
+            own: dict[str, Any] = {"num_heads": (num_heads, 1), "kernel_size": (size, None)}
             own["attention_dropout"] = (attention_dropout, 0.0)
             layer = choose_attention(attention, in_type, out_type, {**changed(own), **given})
         nonlinear: dict[str, Any] = {"activation": activation, "last_activation": last_activation}
