@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Literal, TypedDict
 
 import torch
 from escnn.gspaces import GSpace
-from escnn.nn import EquivariantModule, FieldType, PointwiseDropout, SequentialModule
+from escnn.nn import EquivariantModule, FieldType, SequentialModule
 from typing_extensions import Self, Unpack
 
-from escnn_attention._checks import check_bool, check_int, check_option, check_probability, check_sequence
+from escnn_attention._checks import check_bool, check_int, check_option, check_sequence
 from escnn_attention.encodings import Encoding, SeparableEncoding
 from escnn_attention.functional import QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier, PositionSum
-from escnn_attention.models.convolutions import image_type, regular_type
+from escnn_attention.models.convolutions import drop, image_type, regular_type
 from escnn_attention.nn.arguments import option_names
 from escnn_attention.nn.norms import check_norm_kind, norm_of
 from escnn_attention.nn.pointwise import PoseLinear, SiLU
@@ -173,19 +173,24 @@ class GSANet(EquivariantClassifier):
             return norm_of(fields, kind, "sample", eps), SiLU(fields)
 
         lifting = LiftingSelfAttention(image, fields, **_half("head", fields), **layers, **shared)
-        first = _sequence(_dropout("input_dropout", image, input_dropout), lifting, norm(fields))
-        stages: dict[str, EquivariantModule] = {"lifting": first}
-        attention = _attention(query, layers, of_attention | shared, has_encoding)
+        first = drop(image, input_dropout, "input_dropout").values()
+        stages: dict[str, EquivariantModule] = {"lifting": SequentialModule(*first, lifting, *norm(fields))}
+        order = gspace.fibergroup.order()
+        of_attention = _attention(query, order, has_encoding, **layers, **(of_attention | shared))
+
+        def attention(fields: FieldType, wider: FieldType) -> GroupSelfAttention:
+            return GroupSelfAttention(fields, wider, **_half("head", wider), **of_attention)
+
         for number, (factor, margins, pooled) in enumerate(outline, start=1):
             wider = regular_type(gspace, len(fields) * factor)
             for i, crop in enumerate(margins, start=1):
                 own = {"projection": "pointwise", **_half("hidden", wider), **next(blocks_left)}
                 layer = TransformerBlock(fields, wider, attention=attention, crop=crop, **own)
                 fields = wider
-                stages[f"attention_{number}_{i}"] = _sequence(layer, norm(fields) if norm_between else ())
+                stages[f"attention_{number}_{i}"] = SequentialModule(layer, *(norm(fields) if norm_between else ()))
             if pooled:
-                rest = _dropout("pool_dropout", fields, pool_dropout)
-                stages[f"pool_{number}"] = _sequence(rest, HalvingPool(fields))
+                first = drop(fields, pool_dropout, "pool_dropout").values()
+                stages[f"pool_{number}"] = SequentialModule(*first, HalvingPool(fields))
         classes = regular_type(gspace, check_int("num_classes", num_classes))
         stages["classes"] = PoseLinear(fields, classes, projection="pointwise", bias=False)
         if readout == "sum":
@@ -271,15 +276,6 @@ def _listed(name: str, values: Sequence[Any] | None, count: int, unit: str, defa
     return list(values)
 
 
-def _dropout(name: str, field_type: FieldType, p: float) -> tuple[EquivariantModule, ...]:
-    return (PointwiseDropout(field_type, p),) if check_probability(name, p) else ()
-
-
-def _sequence(*modules: EquivariantModule | tuple[EquivariantModule, ...]) -> SequentialModule:
-    flat = [m for part in modules for m in (part if isinstance(part, tuple) else (part,))]
-    return SequentialModule(*flat)
-
-
 def _half(what: str, fields: FieldType) -> dict[str, Any]:
     """The option of so many fields of one kind, half as many as there are."""
     return {f"{what}_fields": max(1, len(fields) // 2)}
@@ -293,24 +289,10 @@ def _blocks(block: Mapping[str, Any], number: int) -> tuple[Iterator[dict[str, A
     return iter(rest), {n: block[n] for n in of_attention if n in block}
 
 
-def _attention(
-    query: QueryMode | Literal["each"], layers: dict[str, Any], options: dict[str, Any], has_encoding: bool
-) -> Callable[[FieldType, FieldType], GroupSelfAttention]:
-    """The function that makes the attention of a block from its types.
-
-    ``layers`` are options of all attention layers, the number of heads among them, ``options`` those of the attention
-    of blocks, the encoding among them if it was given.
-    """
-    shared = {**layers, **options}
+def _attention(query: QueryMode | Literal["each"], order: int, has_encoding: bool, **shared: Any) -> dict[str, Any]:
+    """The options of the attention of blocks, of those that all attention layers share."""
     if query != "each":
-        return lambda fields, wider: GroupSelfAttention(fields, wider, **_half("head", wider), **shared, query=query)
-    heads = shared.pop("num_heads")
-    shared |= {"query": "own", "projection": "group"}
-    if not has_encoding:
-        shared["encoding"] = SeparableEncoding()
-
-    def make(fields: FieldType, wider: FieldType) -> GroupSelfAttention:
-        number = heads * fields.gspace.fibergroup.order()
-        return GroupSelfAttention(fields, wider, number, **_half("head", wider), **shared)
-
-    return make
+        return {**shared, "query": query}
+    encoding = {} if has_encoding else {"encoding": SeparableEncoding()}
+    own = {"query": "own", "projection": "group", "num_heads": shared["num_heads"] * order}
+    return shared | own | encoding

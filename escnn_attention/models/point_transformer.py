@@ -15,7 +15,7 @@ from escnn_attention._checks import check_bool, check_int, check_option, check_s
 from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.geometry.relations import Relation
-from escnn_attention.groups.fibers import Fibers, count_irreps, fibers, frames, invariant_vectors
+from escnn_attention.groups.fibers import count_irreps, fibers, frames, invariant_vectors
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.convolutions import field_type_of, regular_type
@@ -29,15 +29,11 @@ from escnn_attention.nn.pointwise import depth_rates, shortcut_of
 from escnn_attention.nn.transformer import PointTransformerBlock
 from escnn_attention.plain.cloud_pooling import Pool
 from escnn_attention.plain.invariants import PowerSpectrum as PlainPowerSpectrum
-from escnn_attention.plain.point_network import (
-    EquivariantHead,
-    InvariantHead,
-    Readout,
-    SymmetricTensors,
-)
+from escnn_attention.plain.point_network import EquivariantHead, InvariantHead, Readout, SymmetricTensors
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
-_EXPLICIT = ("self", "in_type", "out_type", "num_heads", "encoding", "relation", "samples")
+# Arguments of the network itself, and of calls with a condition or a memory, which it does not have.
+_OWN = ("num_heads", "encoding", "relation", "samples", "condition", "cross_attention")
 
 
 class PointTransformer(CloudNetwork):
@@ -149,7 +145,8 @@ class PointTransformer(CloudNetwork):
         group = fibers(gspace, chosen)
         hidden = _hidden_type(self.in_type, fields, chosen)
         width = invariant_vectors(hidden).shape[1] or len(hidden)
-        options = _options(attention)
+        options = dict(attention or {})
+        check_options("attention", options, [n for n in option_names(PointTransformerBlock) if n not in _OWN])
         if chosen is not None:
             options["samples"] = chosen
         if positions and (options.get("period") or getattr(relation, "period", None)) is not None:
@@ -178,8 +175,10 @@ class PointTransformer(CloudNetwork):
             return
         _check_equivariant(pool, head)
         tensors = SymmetricTensors(gspace.dimensionality) if out_type == "symmetric tensor" else None
-        self.out_type = _named(gspace, out_type)
-        self.head = EquivariantHead(to_poses, _from_poses(width, self.out_type, group), pool, tensors)
+        self.out_type = given = _named(gspace, out_type)
+        dual, invariants_of = frames(given, group=group, dual=True), invariant_vectors(given)
+        from_poses = FromPoses(dual, given.size, width, group.order, invariants=invariants_of)
+        self.head = EquivariantHead(to_poses, from_poses, pool, tensors)
 
 
 def _signs(in_type: FieldType, fields: Sequence[int]) -> np.ndarray | None:
@@ -264,24 +263,3 @@ def _check_equivariant(pool: Pool | None, head: Mapping[str, Any]) -> None:
         raise ValueError(
             'pool: got "max", which is not equivariant on fields that are not scalars; needed "mean", "sum" or None'
         )
-
-
-def _options(attention: Mapping[str, Any] | None) -> dict[str, Any]:
-    options = dict(attention or {})
-    # The network has no condition and no memory to call its blocks with.
-    known = [n for n in option_names(PointTransformerBlock) if n not in (*_EXPLICIT, "condition", "cross_attention")]
-    for name in options:
-        if name not in known:
-            own = ", an argument of the network itself" if name in _EXPLICIT else ""
-            raise TypeError(f"attention: got {name!r}{own}, needed some of {', '.join(known)}")
-    return options
-
-
-def _from_poses(fields: int, field_type: FieldType, group: Fibers) -> FromPoses:
-    return FromPoses(
-        frames(field_type, group=group, dual=True),
-        field_type.size,
-        fields,
-        group.order,
-        invariants=invariant_vectors(field_type),
-    )
