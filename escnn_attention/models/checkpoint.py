@@ -1,17 +1,21 @@
-"""Tensors of a published checkpoint, by name, and layers that load them."""
+"""Tensors of a published checkpoint, by name, layers that load them, and gspaces by the matrices in them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from escnn import gspaces
+from escnn.group import o3_group
+from escnn.gspaces import GSpace
 from torch import Tensor
 
+from escnn_attention.groups.fibers import fibers
+from escnn_attention.groups.spaces import tetraOnR3
 from escnn_attention.nn.norms import FieldLayerNorm
-from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.plain.projections import HeadModule
 
 _FOLDER = "weight/"
@@ -39,6 +43,13 @@ class Checkpoint:
     def any(self, start: str) -> bool:
         """Whether a name begins like this."""
         return any(name.startswith(start) for name in self.tensors)
+
+    def start_of(self, end: str, what: str) -> str:
+        """What a name begins with that ends like this."""
+        for name in self.tensors:
+            if name.endswith(end):
+                return name.removesuffix(end)
+        raise self.missing(end, f", needed {what}")
 
     def count(self, start: str) -> int:
         """The number of n = 0, 1, ... such that a name begins with ``start``, n and a dot; at least one."""
@@ -130,16 +141,13 @@ def at_pose(weight: Tensor, pose: int, order: int) -> Tensor:
     return spread.flatten(-2)
 
 
-@torch.no_grad()
-def load_pointwise(layer: PoseLinear, weight: Tensor, bias: Tensor | None) -> None:
-    """Give a map with ``projection="pointwise"`` its weight ``(outs, ins)`` and its bias, where it has one."""
-    projection = layer.plain.projection
-    projection.weight.copy_(weight)
-    if projection.bias is not None and bias is not None:
-        projection.bias.copy_(bias)
+def load_linear(checkpoint: Checkpoint, name: str, own: Any) -> None:
+    """Give a linear map the weight and the bias that a published one of the same sizes has."""
+    weight, bias = take_linear(checkpoint, name, *own.weight.shape)
+    load_values(own.weight, weight)
+    load_values(own.bias, bias)
 
 
-@torch.no_grad()
 def load_norm(checkpoint: Checkpoint, name: str, layer: FieldLayerNorm) -> None:
     """Give a norm of regular or trivial fields its scales and shifts, one of either a field."""
     for kind in ("weight", "bias"):
@@ -147,7 +155,6 @@ def load_norm(checkpoint: Checkpoint, name: str, layer: FieldLayerNorm) -> None:
         own.copy_(checkpoint.take(f"{name}.{kind}", len(own)))
 
 
-@torch.no_grad()
 def load_heads(module: HeadModule, made: Mapping[str, tuple[Tensor, Tensor | None]]) -> None:
     """Give a module of M heads of C channels its queries, values and keys.
 
@@ -167,10 +174,51 @@ def load_heads(module: HeadModule, made: Mapping[str, tuple[Tensor, Tensor | Non
         projection.bias.copy_(torch.cat(biases))
 
 
-@torch.no_grad()
 def load_values(parameter: Tensor | None, values: Tensor | None) -> None:
     """Give a parameter its values, of the same shape."""
     assert parameter is not None
     assert values is not None
     assert parameter.shape == values.shape
     parameter.copy_(values)
+
+
+def find_gspace(matrices: np.ndarray, tolerance: float) -> tuple[GSpace, np.ndarray] | None:
+    """The gspace of escnn whose elements act by these matrices, if there is one, and the matrix of each element."""
+    order, dim = matrices.shape[:2]
+    for make in _candidates(order, dim):
+        group = fibers(gspace := make())
+        if (group.order, group.dimension) != (order, dim):
+            continue
+        distances = np.abs(group.action[:, None] - matrices[None]).max((2, 3))
+        if (distances.min(1) < tolerance).all():
+            return gspace, distances.argmin(1)
+    return None
+
+
+def _candidates(order: int, dim: int) -> Iterator[Callable[[], GSpace]]:
+    """Gspaces that may have so many elements."""
+    if order == 1:
+        yield gspaces.trivialOnR2 if dim == 2 else gspaces.trivialOnR3
+    elif dim == 2:
+        yield lambda: gspaces.rot2dOnR2(order)
+        if order == 2:
+            yield from (lambda: gspaces.flip2dOnR2(axis=0.0), lambda: gspaces.flip2dOnR2(axis=np.pi / 2))
+        elif order % 2 == 0:
+            half = order // 2
+            yield from (lambda: gspaces.flipRot2dOnR2(half), lambda: gspaces.flipRot2dOnR2(half, axis=0.0))
+    elif dim == 3:
+        yield lambda: gspaces.rot2dOnR3(order)
+        if order == 2:
+            yield from (lambda: gspaces.mirOnR3(axis=0.0), lambda: gspaces.mirOnR3(axis=np.pi / 2), gspaces.invOnR3)
+        if order == 12:
+            yield tetraOnR3
+        if order == 24:
+            yield gspaces.octaOnR3
+        if order == 60:
+            yield from (gspaces.icoOnR3, _other_icosahedron)
+
+
+def _other_icosahedron() -> GSpace:
+    """The icosahedron turned by a quarter about the last axis: the other one with its twofold axes along all three."""
+    quarter = np.array([0.0, 0.0, np.sqrt(0.5), np.sqrt(0.5)])
+    return gspaces.GSpace3D((False, "ico", o3_group(4).element((0, quarter), "Q")), maximum_frequency=4)

@@ -79,6 +79,13 @@ def options_of(attention: Attention | None, **options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if attention in _KINDS[name]}
 
 
+def check_odd_widths(**widths: int) -> None:
+    """Check that widths of kernels, by the names of their arguments, are odd integers."""
+    for name, width in widths.items():
+        if check_int(name, width) % 2 == 0:
+            raise ValueError(f"{name}: got {width}, needed an odd width, which keeps the grid")
+
+
 def image_type(gspace: GSpace, in_channels: int) -> FieldType:
     """The type of images: a trivial field for each channel."""
     if not isinstance(gspace, GSpace):
@@ -313,8 +320,7 @@ class ResidualBlock(GridModule):
         check_regular("in_type", check_type("in_type", in_type), "a residual block")
         check_regular("out_type", check_type("out_type", out_type), "a residual block")
         check_same_gspace(in_type, out_type)
-        if check_int("kernel_size", kernel_size) % 2 == 0:
-            raise ValueError(f"kernel_size: got {kernel_size}, needed an odd width, which keeps the grid")
+        check_odd_widths(kernel_size=kernel_size)
         check_bool("halve", halve)
         check_attention(attention, hidden=(hidden, 2), attention_size=(attention_size, 7))
         super().__init__(in_type, out_type)

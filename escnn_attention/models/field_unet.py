@@ -14,8 +14,8 @@ from escnn_attention._checks import check_bool, check_int, check_ints, check_seq
 from escnn_attention.exporting.modules import exported_parts
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.classifier import images_of
-from escnn_attention.models.convolutions import field_type_of, image_type, regular_type
-from escnn_attention.models.hybrid import block_defaults, check_odd_widths, head_fields_of, steerable_convolution
+from escnn_attention.models.convolutions import check_odd_widths, field_type_of, image_type, regular_type
+from escnn_attention.models.hybrid import block_defaults, head_fields_of, steerable_convolution
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import PaddingMode, check_padding_mode
 from escnn_attention.nn.embeddings import PatchDecoder, PatchEmbedding

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from escnn_attention._checks import check_bool, check_int, check_ints, check_option, check_sequence
 from escnn_attention.models.classifier import EquivariantClassifier
-from escnn_attention.models.convolutions import BatchNorm, image_type, regular_type
+from escnn_attention.models.convolutions import BatchNorm, check_odd_widths, image_type, regular_type
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import check_options, option_names
 from escnn_attention.nn.field_convolution import convolution_of
@@ -131,13 +131,6 @@ class HybridNet(EquivariantClassifier):
             stages["norm"] = norm_of(fields, check_norm_kind(options.get("norm_kind")))
         stages |= _last_stages(fields, num_classes, features, class_token)
         super().__init__(stages, num_classes if class_token is None else None)
-
-
-def check_odd_widths(**widths: int) -> None:
-    """Check that widths of kernels, by the names of their arguments, are odd integers."""
-    for name, width in widths.items():
-        if check_int(name, width) % 2 == 0:
-            raise ValueError(f"{name}: got {width}, needed an odd width, which keeps the grid")
 
 
 def block_defaults(kernel_size: int | None, circular: bool) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from escnn import gspaces
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule
 
@@ -20,9 +19,10 @@ from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.models.checkpoint import (
     Checkpoint,
     at_pose,
+    find_gspace,
     load_heads,
+    load_linear,
     load_norm,
-    load_pointwise,
     load_values,
     take_linear,
     take_matrix,
@@ -60,11 +60,11 @@ def _load(checkpoint: Checkpoint, kind: str, crops: Sequence[int] | None) -> GSA
         raise ValueError(
             "lifting_normalization.running_mean: the network has batch norms, needed one of layer norms, as published"
         )
-    gspace, elements = gspace_of(checkpoint)
+    gspace, poses = gspace_of(checkpoint)
     group = fibers(gspace)
     outline = _outline(checkpoint)
     names = [f"transformer.{i}.attention.2" for stage in outline for i in stage.blocks]
-    pose_terms = [pose_term(checkpoint, f"{name}.g_indices", group, elements) for name in names]
+    pose_terms = [pose_term(checkpoint, f"{name}.g_indices", group, poses) for name in names]
     key = (tuple(len(stage.blocks) for stage in outline), tuple(stage.pool for stage in outline))
     margins, image_size = (crops, None) if crops is not None else _CROPS.get(key, (None, None))
     if margins is None:
@@ -235,8 +235,8 @@ def _load_network(
     classes = network.stages["classes"]
     assert isinstance(classes, PoseLinear)
     name = f"{_classes(checkpoint)}.weight"
-    weight = take_matrix(checkpoint, name, len(classes.out_type), len(classes.in_type))
-    load_pointwise(classes, weight, None)
+    own = classes.plain.projection.weight
+    load_values(own, take_matrix(checkpoint, name, *own.shape))
 
 
 def _children(module: torch.nn.Module) -> list[Any]:
@@ -245,18 +245,16 @@ def _children(module: torch.nn.Module) -> list[Any]:
 
 def _load_block(checkpoint: Checkpoint, name: str, block: EquivariantModule, table: np.ndarray) -> None:
     assert isinstance(block, TransformerBlock)
-    fields, wider = len(block.in_type), len(block.out_type)
     load_norm(checkpoint, f"{name}.attention.0.layer_norm", _children(block.before)[0])
     assert isinstance(block.attention, GroupSelfAttention)
-    _load_attention(checkpoint, f"{name}.attention.2", block.attention.plain, fields, table)
+    _load_attention(checkpoint, f"{name}.attention.2", block.attention.plain, len(block.in_type), table)
     load_norm(checkpoint, f"{name}.attention.3.layer_norm", _children(block.after)[0])
     if isinstance(block.shortcut, PoseLinear):
-        load_pointwise(block.shortcut, *take_linear(checkpoint, f"{name}.shortcut.0", wider, fields))
+        load_linear(checkpoint, f"{name}.shortcut.0", block.shortcut.plain.projection)
     expand, norm, _, contract, last = _children(block.feed_forward)
-    hidden = len(expand.out_type)
-    load_pointwise(expand, *take_linear(checkpoint, f"{name}.mlp.0", hidden, wider))
+    load_linear(checkpoint, f"{name}.mlp.0", expand.plain.projection)
     load_norm(checkpoint, f"{name}.mlp.1.layer_norm", norm)
-    load_pointwise(contract, *take_linear(checkpoint, f"{name}.mlp.3", wider, hidden))
+    load_linear(checkpoint, f"{name}.mlp.3", contract.plain.projection)
     load_norm(checkpoint, f"{name}.mlp.4.layer_norm", last)
 
 
@@ -338,8 +336,8 @@ LIFTING = "lifting_self_attention"
 """The published name of the lifting layer."""
 
 
-def gspace_of(checkpoint: Checkpoint) -> tuple[GSpace, list[int]]:
-    """The gspace, and the element of each published pose.
+def gspace_of(checkpoint: Checkpoint) -> tuple[GSpace, np.ndarray]:
+    """The gspace, and the published pose of each element.
 
     A published pose maps the offset (row, column) by the matrix of its buffers; here the pose h maps it by
     :math:`h^{-1}`, in coordinates that grow to the right and upwards.
@@ -360,24 +358,16 @@ def gspace_of(checkpoint: Checkpoint) -> tuple[GSpace, list[int]]:
     seen = torch.stack([torch.stack([t[of_row], t[of_column]], dim=-1) for t in (rows, columns)], dim=1)
     axes = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)  # x is the column, y minus the row.
     matrices = (axes @ seen @ axes.T).numpy()
-    makers = [gspaces.trivialOnR2] if poses == 1 else [lambda: gspaces.rot2dOnR2(poses)]
-    if poses == 2:
-        makers += [lambda: gspaces.flip2dOnR2(axis=np.pi / 2), lambda: gspaces.flip2dOnR2(axis=0.0)]
-    elif poses > 2 and poses % 2 == 0:
-        makers.append(lambda: gspaces.flipRot2dOnR2(poses // 2))
-    for make in makers:
-        gspace = make()
-        distances = np.abs(fibers(gspace).inverse_action[None] - matrices[:, None]).max((2, 3))
-        elements = distances.argmin(1)
-        if (distances.min(1) < 1e-3).all() and len(set(elements)) == poses:
-            return gspace, elements.tolist()
+    found = find_gspace(matrices.transpose(0, 2, 1), 1e-3)
+    if found is not None:
+        return found
     raise ValueError(
         f"{LIFTING}.row_indices: the {poses} maps of offsets are those of no group of rotations of the plane by equal "
         "angles, with or without a reflection, that escnn has"
     )
 
 
-def pose_term(checkpoint: Checkpoint, name: str, group: Fibers, elements: Sequence[int]) -> tuple[np.ndarray, bool]:
+def pose_term(checkpoint: Checkpoint, name: str, group: Fibers, poses: np.ndarray) -> tuple[np.ndarray, bool]:
     """The entries of the published table over the poses that queries read, ``(|H|, |H|)``.
 
     They are by the poses of the query and the key, both relative to that of the output; and whether the entry depends
@@ -387,8 +377,7 @@ def pose_term(checkpoint: Checkpoint, name: str, group: Fibers, elements: Sequen
     table = checkpoint.take(name, order, order, order).long().numpy()
     if table.min() < 0 or table.max() >= order:
         raise ValueError(f"{name}: got entries from {table.min()} to {table.max()}, needed 0 to {order - 1}")
-    published = np.argsort(elements)  # of each element, its published pose
-    table = table[np.ix_(published, published, published)]  # of output, query and key
+    table = table[np.ix_(poses, poses, poses)]  # of output, query and key, by elements
     identity = next(h for h in range(order) if group.quotient[h, h] == h)
     relative = table[identity]
     exact = all((table[h] == relative[np.ix_(group.quotient[h], group.quotient[h])]).all() for h in range(order))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from typing import Any, Literal
 
@@ -17,7 +16,14 @@ from escnn_attention._checks import check_int, check_length, check_option, check
 from escnn_attention.encodings import PairKernel
 from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.relations import LiftedMotion, Offset, Pair
-from escnn_attention.models.checkpoint import Checkpoint, load_heads, load_norm, load_values, take_linear
+from escnn_attention.models.checkpoint import (
+    Checkpoint,
+    load_heads,
+    load_linear,
+    load_norm,
+    load_values,
+    take_linear,
+)
 from escnn_attention.models.lie_transformer import LieTransformer
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.pointwise import PoseLinear
@@ -29,7 +35,6 @@ _GROUPS = ("T(2)", "T(3)", "SE(2)_canonical", "SE(2)", "SE(3)", "Trivial(2)", "T
 _LIFTED = ("SE(2)", "SE(3)")  # points with rotations of their own
 _LIMIT = 7.0
 """The limit of the hyperbolic tangent of motions, a constant of the published code that no tensor shows."""
-_EMBEDDING = re.compile(r"(.*)net\.0\.module\.weight")
 _DOT, _LOCATION = "ema.kernel.feature_kernel", "ema.kernel.location_kernel"
 _CONCAT, _BOTH = "ema.kernel.feature_featurisation", "ema.kernel.location_feature_combination.1"
 
@@ -49,10 +54,7 @@ def from_lie_transformer(
     """The network of a checkpoint of the LieTransformer, with the options of :func:`~.load.from_published`."""
     check_option("group", group, _GROUPS)
     assert group is not None
-    names = [match[1] for name in checkpoint.tensors if (match := _EMBEDDING.fullmatch(name))]
-    if not names:
-        raise checkpoint.missing("net.0.module.weight", ", needed the map of the features")
-    start = f"{names[0]}net."
+    start = checkpoint.start_of("net.0.module.weight", "the map of the features") + "net."
     blocks = 0
     while checkpoint.any(f"{start}{blocks + 1}.ema."):
         blocks += 1
@@ -148,8 +150,7 @@ def _kernel(checkpoint: Checkpoint, block: str) -> tuple[PairKernel, int, int]:
 
 def _load(checkpoint: Checkpoint, network: LieTransformer, start: str, last: str, group: str) -> None:
     fields = len(network.embedding.out_type)
-    projection = network.embedding.plain.projection
-    _load_linear(checkpoint, f"{start}0.module", projection.weight, projection.bias)
+    load_linear(checkpoint, f"{start}0.module", network.embedding.plain.projection)
     for i, block in enumerate(network.blocks, start=1):
         assert isinstance(block, PointTransformerBlock)
         name = f"{start}{i}."
@@ -160,19 +161,11 @@ def _load(checkpoint: Checkpoint, network: LieTransformer, start: str, last: str
             load_norm(checkpoint, f"{name}{what}", layer)
         for number, layer in enumerate((expand, contract), start=1):
             assert isinstance(layer, PoseLinear)
-            projection = layer.plain.projection
-            _load_linear(checkpoint, f"{name}mlp.LinNormAct_{number}.linear.module", projection.weight, projection.bias)
+            load_linear(checkpoint, f"{name}mlp.LinNormAct_{number}.linear.module", layer.plain.projection)
     linear = [m for m in network.head.perceptron if isinstance(m, torch.nn.Linear)]
     names = [last] if len(linear) == 1 else [f"{last.removesuffix('8')}{i}" for i in (2, 5, 8)]
     for module, name in zip(linear, names, strict=True):
-        _load_linear(checkpoint, name, module.weight, module.bias)
-
-
-def _load_linear(checkpoint: Checkpoint, name: str, own: Tensor, own_bias: Tensor | None) -> None:
-    """Load a linear map that has the same weight and bias."""
-    weight, bias = take_linear(checkpoint, name, *own.shape)
-    load_values(own, weight)
-    load_values(own_bias, bias)
+        load_linear(checkpoint, name, module)
 
 
 def _load_attention(checkpoint: Checkpoint, name: str, plain: PointAttention, fields: int, group: str) -> None:
@@ -198,7 +191,7 @@ def _load_attention(checkpoint: Checkpoint, name: str, plain: PointAttention, fi
         made |= {"queries": head_maps(f"{_CONCAT}.fc_k", width), "keys": head_maps(f"{_CONCAT}.fc_q", width)}
         _load_both(checkpoint, name, kernel, width, group)
     load_heads(plain, made)
-    _load_linear(checkpoint, f"{name}ema.output_linear", plain.project_out.weight, plain.project_out.bias)
+    load_linear(checkpoint, f"{name}ema.output_linear", plain.project_out)
 
 
 def _take_layers(checkpoint: Checkpoint, name: str, kernel: PairKernel, ins: int) -> list[tuple[Tensor, Tensor]]:

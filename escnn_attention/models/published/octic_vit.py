@@ -15,8 +15,8 @@ from escnn_attention._checks import check_int
 from escnn_attention.models.checkpoint import (
     Checkpoint,
     load_heads,
+    load_linear,
     load_norm,
-    load_pointwise,
     load_values,
     take_linear,
 )
@@ -259,8 +259,7 @@ class _Loader:
         weight, bias = take_linear(self.checkpoint, f"{name}attn.proj", width, width)
         load_values(plain.project_out.weight, weight.T)
         load_values(plain.project_out.bias, bias)
-        hidden = len(expand.out_type)
-        load_pointwise(expand, *take_linear(self.checkpoint, f"{name}mlp.fc1", hidden, width))
-        load_pointwise(contract, *take_linear(self.checkpoint, f"{name}mlp.fc2", width, hidden))
+        load_linear(self.checkpoint, f"{name}mlp.fc1", expand.plain.projection)
+        load_linear(self.checkpoint, f"{name}mlp.fc2", contract.plain.projection)
         timm = f"{name}ls1.gamma" in self.checkpoint.tensors
         self._branches(name, block, lambda scale: take(f"{scale}.gamma" if timm else scale, width))

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from escnn import gspaces
-from escnn.group import o3_group
-from escnn.gspaces import GSpace
 from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int
 from escnn_attention.encodings import RotaryEncoding
 from escnn_attention.groups.fibers import Fibers, fibers
-from escnn_attention.groups.spaces import tetraOnR3
-from escnn_attention.models.checkpoint import Checkpoint, load_heads, load_values
+from escnn_attention.models.checkpoint import Checkpoint, find_gspace, load_heads, load_values
 from escnn_attention.models.platonic_transformer import PlatonicTransformer
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.pointwise import Activation, LayerScale, PoseLinear
@@ -25,7 +20,6 @@ from escnn_attention.nn.transformer import PointTransformerBlock
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.projections import ToPoses
 
-_EMBEDDING = re.compile(r"(.*)x_embedder\.kernel")
 _BUFFERS = ("cayley_table", "inverse_indices", "group_elements")
 
 
@@ -44,14 +38,17 @@ def from_platonic(
         raise ValueError(
             "attention: got False, and linear attention has no layer here; needed a network with softmax attention"
         )
-    names = [match[1] for name in checkpoint.tensors if (match := _EMBEDDING.fullmatch(name))]
-    if not names:
-        raise checkpoint.missing("x_embedder.kernel", ", needed the embedding of the features")
-    start = names[0]
+    start = checkpoint.start_of("x_embedder.kernel", "the embedding of the features")
     layer = f"{start}layers.0."
     rotary = f"{layer}interaction.rope_emb"
     matrices = checkpoint.take(f"{rotary}.group_elements", *checkpoint.shape(f"{rotary}.group_elements", 3)).double()
-    gspace, elements = _gspace(f"{rotary}.group_elements", matrices.numpy())
+    found = find_gspace(matrices.numpy(), 1e-5)
+    if found is None:
+        shape = " × ".join(map(str, matrices.shape[1:]))
+        raise ValueError(
+            f"{rotary}.group_elements: escnn has no group with these {len(matrices)} matrices of {shape} numbers"
+        )
+    gspace, elements = found
     _, width, ins = checkpoint.shape(f"{start}x_embedder.kernel", 3)
     heads, _, dim = checkpoint.shape(f"{rotary}.freqs", 3)
     check_int("vectors", vectors, least=0)
@@ -106,55 +103,13 @@ def _readouts(checkpoint: Checkpoint, start: str, dim: int) -> Iterator[tuple[st
         raise checkpoint.missing(f"{start}scalar_readout.kernel", ", needed a readout")
 
 
-def _gspace(name: str, matrices: np.ndarray) -> tuple[GSpace, list[int]]:
-    """The gspace, and the published element of each of its elements."""
-    order, dim = matrices.shape[:2]
-    for make in _candidates(order, dim):
-        group = fibers(gspace := make())
-        if (group.order, group.dimension) != (order, dim):
-            continue
-        distances = np.abs(group.action[:, None] - matrices[None]).max((2, 3))
-        if (distances.min(1) < 1e-5).all():
-            return gspace, distances.argmin(1).tolist()
-    raise ValueError(f"{name}: escnn has no group with these {order} matrices of {dim} × {dim} numbers")
-
-
-def _candidates(order: int, dim: int) -> Iterator[Callable[[], GSpace]]:
-    """Gspaces that may have so many elements."""
-    if order == 1:
-        yield gspaces.trivialOnR2 if dim == 2 else gspaces.trivialOnR3
-    elif dim == 2:
-        yield lambda: gspaces.rot2dOnR2(order)
-        if order == 2:
-            yield from (lambda: gspaces.flip2dOnR2(axis=0.0), lambda: gspaces.flip2dOnR2(axis=np.pi / 2))
-        elif order % 2 == 0:
-            half = order // 2
-            yield from (lambda: gspaces.flipRot2dOnR2(half), lambda: gspaces.flipRot2dOnR2(half, axis=0.0))
-    elif dim == 3:
-        yield lambda: gspaces.rot2dOnR3(order)
-        if order == 2:
-            yield from (lambda: gspaces.mirOnR3(axis=0.0), lambda: gspaces.mirOnR3(axis=np.pi / 2), gspaces.invOnR3)
-        if order == 12:
-            yield tetraOnR3
-        if order == 24:
-            yield gspaces.octaOnR3
-        if order == 60:
-            yield from (gspaces.icoOnR3, _other_icosahedron)
-
-
-def _other_icosahedron() -> GSpace:
-    """The icosahedron turned by a quarter about the last axis: the other one with its twofold axes along all three."""
-    quarter = np.array([0.0, 0.0, np.sqrt(0.5), np.sqrt(0.5)])
-    return gspaces.GSpace3D((False, "ico", o3_group(4).element((0, quarter), "Q")), maximum_frequency=4)
-
-
 class _Loader:
     """Writes group convolutions, which weigh by :math:`g^{-1} h` of input and output, as maps of this package.
 
     ``elements`` are the published elements of each element of the group, ``start`` is the common prefix of names.
     """
 
-    def __init__(self, checkpoint: Checkpoint, group: Fibers, elements: list[int], start: str):
+    def __init__(self, checkpoint: Checkpoint, group: Fibers, elements: np.ndarray, start: str):
         self.checkpoint, self.group, self.elements, self.start = checkpoint, group, elements, start
 
     def load(self, network: PlatonicTransformer) -> None:
