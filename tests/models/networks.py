@@ -13,6 +13,14 @@ def count(module):
     return sum(p.numel() for p in module.parameters())
 
 
+def sizes(network, *shape):
+    """The shapes of the features behind each stage."""
+    found = [shape]
+    for stage in network.stages.values():
+        found.append(stage.evaluate_output_shape(found[-1]))
+    return found[1:]
+
+
 def settled(module, *shape, spread=1.0):
     """In float64 and eval mode, with the statistics of random features of this shape, and attention far from 1/2."""
     with torch.no_grad():

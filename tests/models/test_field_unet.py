@@ -208,5 +208,3 @@ def test_what_does_not_fit():
     ):
         with pytest.raises(ValueError, match=message):
             FieldUNet(gspaces.rot2dOnR2(8), 1, 1, **SMALL, **options)
-    with pytest.raises(NotImplementedError):
-        FieldUNet(gspaces.rot2dOnR2(-1), 1, 1)

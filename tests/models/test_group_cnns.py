@@ -11,10 +11,11 @@ from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, PoseAt
 from escnn_attention.models import AllCNNC, GroupCNN, GroupDenseNet, ResidualBlock, ResNet44
 from escnn_attention.models.convolutions import options_of
 from tests import spaces
-from tests.models.networks import broken, count, norms, sequence, settled
+from tests.models.networks import broken, count, norms, sequence, settled, sizes
 
 EXACT = 1e-10
 Z2, P4, P4M = gspaces.trivialOnR2(), gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
+NETWORKS = [GroupCNN, AllCNNC, ResNet44, GroupDenseNet]
 KINDS = [None, "full", "channel", "spatial", "features", "poses"]
 # Columns: width, attention, parameters of the published implementation (None where it has no such network), Table 1.
 TABLE_1 = [
@@ -75,17 +76,34 @@ def test_the_default_width_keeps_the_number_of_parameters():
     assert count(GroupCNN.rotmnist(gspaces.trivialOnR2())) == 21_620  # the published Z2-CNN
 
 
-def sizes(network, *shape):
-    """The shapes of the features behind each stage."""
-    found = [shape]
-    for stage in network.stages.values():
-        found.append(stage.evaluate_output_shape(found[-1]))
-    return found[1:]
+@pytest.mark.parametrize(
+    ("make", "shape", "expected"),
+    [
+        (GroupCNN.rotmnist, (1, 28, 28), [26, 24, 12, 10, 8, 6, 4, 1]),
+        (lambda g: AllCNNC.cifar10(g, width=1), (3, 32, 32), [32, 32, 16, 16, 16, 8, 8, 8, 8]),
+        (lambda g: ResNet44(g, 3, 10, width=(1, 1, 1), blocks=2), (3, 32, 32), [32, 32, 32, 16, 16, 8, 8, 1]),
+        (GroupDenseNet.patch_camelyon, (3, 96, 96), [94, 92, 46, 44, 22, 20, 10, 8, 4, 2, 2]),
+    ],
+)
+def test_grids_are_the_published_ones(make, shape, expected):
+    assert [shape[-1] for shape in sizes(make(P4), 1, *shape)] == expected
 
 
-def test_grids_are_the_published_ones():
-    found = sizes(GroupCNN.rotmnist(P4), 1, 1, 28, 28)
-    assert [shape[-1] for shape in found] == [26, 24, 12, 10, 8, 6, 4, 1]
+@pytest.mark.parametrize(
+    ("make", "grids"),
+    [
+        (lambda: GroupCNN(P4, 1, 3, **SMALL), (12, 13)),
+        (lambda: AllCNNC(P4, 1, 3, width=1), (8, 9)),
+        (lambda: ResNet44(P4, 1, 3, width=(1, 1, 1), blocks=1), (5, 6, 8)),
+        (lambda: GroupDenseNet(P4, 1, 2, width=1, blocks=2), (10, 11, 12, 13)),
+    ],
+)
+def test_the_report_has_nothing_to_say_at_any_size(make, grids):
+    network = settled(make(), 4, 1, 12, 12)
+    for size in grids:
+        report = equivariance_report(sequence(network), (1, 1, size, size))
+        assert report.relative_error < EXACT
+        assert not report.inexact_layers
 
 
 @pytest.mark.parametrize("attention", ["full", "features", "poses"])
@@ -100,22 +118,28 @@ def test_in_train_mode(attention):
 
 
 @pytest.mark.parametrize(
-    ("attention", "kind"), [(None, "kernel"), ("full", "squeeze"), ("full", "spatial"), ("features", "excite")]
+    ("make", "stage", "kind", "size"),
+    [
+        (lambda: GroupCNN(P4, 1, 3, **SMALL), "classes", "kernel", 10),
+        (lambda: GroupCNN(P4, 1, 3, **SMALL, attention="full", attention_size=3), "classes", "squeeze", 10),
+        (lambda: GroupCNN(P4, 1, 3, **SMALL, attention="full", attention_size=3), "classes", "spatial", 10),
+        (lambda: GroupCNN(P4, 1, 3, **SMALL, attention="features", attention_size=3), "classes", "excite", 10),
+        (lambda: AllCNNC(P4, 1, 3, width=2), "convolution_4", "kernel", 8),
+        (lambda: AllCNNC(P4, 1, 3, width=2, attention="features"), "convolution_4", "squeeze", 8),
+        (lambda: ResNet44(P4, 1, 3, width=(2, 2, 2), blocks=1), "residual_2_1", "kernel", 8),
+        (lambda: GroupDenseNet(P4, 1, 3, width=2, blocks=2), "dense_2", "kernel", 12),
+    ],
 )
-def test_a_broken_kernel_is_found_out(attention, kind):
-    network = settled(GroupCNN(P4, 1, 3, **SMALL, attention=attention, **narrow(attention)), 2, 1, 10, 10, spread=3)
-    assert equivariance_report(network.as_fields(), (1, 1, 10, 10), layers=False).relative_error < EXACT
-    network.stages["classes"] = broken(network.stages["classes"], kind)
-    assert equivariance_report(network.as_fields(), (1, 1, 10, 10), layers=False).relative_error > 1e-4
+def test_a_broken_kernel_is_found_out(make, stage, kind, size):
+    network = settled(make(), 4, 1, size, size, spread=20)
+    assert equivariance_report(network.as_fields(), (1, 1, size, size), layers=False).relative_error < EXACT
+    broken(network.stages[stage], kind)
+    assert equivariance_report(network.as_fields(), (1, 1, size, size), layers=False).relative_error > 1e-5
 
 
 def test_the_report_names_a_stride_that_does_not_fit():
     """At every size the network has the exact alternative, where a strided convolution is named."""
     network = settled(GroupCNN(P4, 1, 3, **SMALL), 2, 1, 12, 12)
-    for size in (12, 13):
-        report = equivariance_report(sequence(network), (1, 1, size, size))
-        assert report.relative_error < EXACT
-        assert not report.inexact_layers
     fields = network.stages["pool"].in_type
     network.stages["pool"] = AttentiveConv(fields, fields, 3, channel=False, spatial=False, stride=2)
     report = equivariance_report(sequence(network), (1, 1, 12, 12))
@@ -135,13 +159,8 @@ def test_layers_are_as_published():
         f"convolution_{i}" for i in (1, 3, 4, 5, 6)
     ]
     assert isinstance(stages["pool"], HalvingPool)
-    assert [name for name, _ in stages["convolution_1"].named_children()] == [
-        "attention",
-        "convolution",
-        "norm",
-        "relu",
-        "dropout",
-    ]
+    parts = ["attention", "convolution", "norm", "relu", "dropout"]
+    assert [name for name, _ in stages["convolution_1"].named_children()] == parts
     dilations = [
         m.plain.geometry.attention_dilation
         for m in GroupCNN.rotmnist(P4, attention="full").modules()
@@ -206,32 +225,47 @@ def test_options_reach_the_layers():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("network", "options", "message"),
     [
-        ({"attention": "features and poses"}, "attention: got 'features and poses', needed None or one of 'full'"),
-        ({"width": 0}, "width: got 0, needed at least 1"),
-        ({"convolutions": (0, 4)}, "convolutions: got 0, needed at least 1"),
-        ({"convolutions": (2, -1)}, "convolutions: got -1, needed at least 0"),
-        ({"convolutions": (2, 2, 2)}, "convolutions: got 3 values, needed 2, in front of the pooling and behind"),
-        ({"last_kernel": 0}, "last_kernel: got 0, needed at least 1"),
-        ({"attention": "channel", "ratio": 0}, "ratio: got 0, needed at least 1"),
-        ({"attention": "spatial", "attention_size": 4}, "attention_size: got 4, needed an odd number"),
-        ({"attention": "features", "attention_size": 4}, "attention_size: got 4, needed an odd number"),
-        ({"image_dilation": 0}, "image_dilation: got 0, needed at least 1"),
-        ({"image_dilation": 4}, "image_dilation: got 4, but attention=None has no spatial attention; leave it at None"),
-        ({"ratio": 5}, "ratio: got 5, but attention=None has no channel attention; leave it at 2"),
-        ({"attention": "spatial", "ratio": 5}, "ratio: got 5, but attention='spatial' has no channel attention"),
-        ({"attention": "poses", "attention_size": 5}, "attention_size: got 5, but attention='poses' has no spatial"),
-        ({"dropout": 1.0}, "dropout: got 1.0, needed a probability"),
+        *((network, {"attention": "x"}, "attention: got 'x', needed None or one of 'full'") for network in NETWORKS),
+        (GroupCNN, {"width": 0}, "width: got 0, needed at least 1"),
+        (GroupCNN, {"convolutions": (0, 4)}, "convolutions: got 0, needed at least 1"),
+        (GroupCNN, {"convolutions": (2, -1)}, "convolutions: got -1, needed at least 0"),
+        (GroupCNN, {"convolutions": (2, 2, 2)}, "convolutions: got 3 values, needed 2, in front of the pooling"),
+        (GroupCNN, {"last_kernel": 0}, "last_kernel: got 0, needed at least 1"),
+        (GroupCNN, {"attention": "channel", "ratio": 0}, "ratio: got 0, needed at least 1"),
+        (GroupCNN, {"attention": "spatial", "attention_size": 4}, "attention_size: got 4, needed an odd number"),
+        (GroupCNN, {"attention": "features", "attention_size": 4}, "attention_size: got 4, needed an odd number"),
+        (GroupCNN, {"image_dilation": 0}, "image_dilation: got 0, needed at least 1"),
+        (GroupCNN, {"image_dilation": 4}, "image_dilation: got 4, but attention=None has no spatial attention"),
+        (GroupCNN, {"ratio": 5}, "ratio: got 5, but attention=None has no channel attention; leave it at 2"),
+        (GroupCNN, {"attention": "spatial", "ratio": 5}, "ratio: got 5, but attention='spatial' has no channel"),
+        (GroupCNN, {"attention": "poses", "attention_size": 5}, "attention_size: got 5, but attention='poses' has no"),
+        (GroupCNN, {"dropout": 1.0}, "dropout: got 1.0, needed a probability"),
+        (AllCNNC, {"input_dropout": 1}, "input_dropout: got 1"),
+        (AllCNNC, {"width": 1, "dropout": 2.0}, r"dropout: got 2\.0"),
+        (AllCNNC, {"width": -1}, "width: got -1"),
+        (ResNet44, {"width": (16, 32)}, "width: got 2 values"),
+        (ResNet44, {"hidden": 3}, r"hidden: got 3, .*channel attention"),
+        (ResNet44, {"blocks": 0}, "blocks: got 0"),
+        (ResNet44, {"hidden": 0}, "hidden: got 0"),
+        (GroupDenseNet, {"blocks": 0}, "blocks: got 0"),
+        (GroupDenseNet, {"width": 0}, "width: got 0"),
+        (GroupDenseNet, {"hidden": 0}, "hidden: got 0"),
     ],
 )
-def test_mistakes(options, message):
+def test_mistakes(network, options, message):
     with pytest.raises(ValueError, match=message):
-        GroupCNN(P4, 1, 10, **options)
+        network(P4, 1, 10, **options)
+
+
+def test_arguments_of_another_type():
     with pytest.raises(TypeError, match=r"in_channels: got 1\.0"):
         GroupCNN(P4, 1.0, 10)
     with pytest.raises(TypeError, match="convolutions: got 3"):
         GroupCNN(P4, 1, 10, convolutions=3)
+    with pytest.raises(TypeError, match="width: got 16"):
+        ResNet44(P4, 3, 10, width=16)
 
 
 @pytest.mark.parametrize(
@@ -245,43 +279,6 @@ def test_mistakes(options, message):
 def test_images_that_are_too_small_are_refused(network, channels, size, message):
     with pytest.raises(ValueError, match=message):
         network(P4)(torch.randn(1, channels, size, size))
-
-
-@pytest.mark.parametrize(
-    ("network", "options", "message"),
-    [
-        (AllCNNC, {"input_dropout": 1}, "input_dropout: got 1"),
-        (AllCNNC, {"width": 1, "dropout": 2.0}, r"dropout: got 2\.0"),
-        (AllCNNC, {"width": -1}, "width: got -1"),
-        (ResNet44, {"width": (16, 32)}, "width: got 2 values"),
-        (ResNet44, {"width": 16}, "width: got 16"),
-        (ResNet44, {"hidden": 3}, r"hidden: got 3, .*channel attention"),
-        (ResNet44, {"blocks": 0}, "blocks: got 0"),
-        (ResNet44, {"hidden": 0}, "hidden: got 0"),
-        (GroupDenseNet, {"blocks": 0}, "blocks: got 0"),
-        (GroupDenseNet, {"width": 0}, "width: got 0"),
-        (GroupDenseNet, {"hidden": 0}, "hidden: got 0"),
-        *((network, {"attention": "x"}, "attention: got 'x'") for network in (AllCNNC, ResNet44, GroupDenseNet)),
-    ],
-)
-def test_mistakes_of_the_other_networks(network, options, message):
-    with pytest.raises(TypeError if options == {"width": 16} else ValueError, match=message):
-        network(P4, 3, 10, **options)
-
-
-@pytest.mark.parametrize(
-    ("make", "stage", "kind", "size"),
-    [
-        (lambda: AllCNNC(P4, 1, 3, width=2), "convolution_4", "kernel", 8),
-        (lambda: AllCNNC(P4, 1, 3, width=2, attention="features"), "convolution_4", "squeeze", 8),
-        (lambda: ResNet44(P4, 1, 3, width=(2, 2, 2), blocks=1), "residual_2_1", "kernel", 8),
-        (lambda: GroupDenseNet(P4, 1, 3, width=2, blocks=2), "dense_2", "kernel", 12),
-    ],
-)
-def test_a_broken_kernel_of_another_network_is_found_out(make, stage, kind, size):
-    network = settled(make(), 4, 1, size, size, spread=20)
-    broken(network.stages[stage], kind)
-    assert equivariance_report(network.as_fields(), (1, 1, size, size), layers=False).relative_error > 1e-5
 
 
 @pytest.mark.parametrize(
@@ -324,18 +321,9 @@ def test_parameters_are_those_of_tables_2_and_3(make, gspace, attention, publish
     assert paper is None or paper in rounded
 
 
-def test_grids_are_the_published_ones_of_all_cnn_c():
-    network = AllCNNC.cifar10(P4, width=1)
-    assert [shape[-1] for shape in sizes(network, 1, 3, 32, 32)] == [32, 32, 16, 16, 16, 8, 8, 8, 8]
-    assert [m.kernel_size for m in network.modules() if isinstance(m, AttentiveConv)] == [3] * 7 + [1, 1]
-    assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
-
-
 @pytest.mark.slow
 def test_the_report_names_the_strides_of_the_original():
     network = settled(AllCNNC(P4, 1, 3, width=1), 4, 1, 8, 8)
-    for size in (8, 9):
-        assert not equivariance_report(sequence(network), (1, 1, size, size)).inexact_layers
     for i in (3, 6):
         stage = network.stages[f"convolution_{i}"]
         stage.convolution.plain.geometry = stage.convolution.plain.geometry._replace(stride=2)
@@ -353,6 +341,7 @@ def test_layers_are_as_published_of_all_cnn_c():
     attentions = [m for m in network.modules() if isinstance(m, FeatureAttention)]
     assert [len(m.plain.squeeze.weight) for m in attentions] == [3, 3, 3, 3, 6, 6, 6, 6, 6]
     assert {m.plain.dilation for m in attentions} == {1}
+    assert [m.kernel_size for m in network.modules() if isinstance(m, AttentiveConv)] == [3] * 7 + [1, 1]
     assert {norm.eps for norm in norms(network)} == {2e-5}
     assert len(norms(network)) == 9
     dropouts = {n: m.p for n, m in network.named_modules() if isinstance(m, PointwiseDropout)}
@@ -384,17 +373,6 @@ def test_layers_are_as_published_of_resnet44():
     assert 0.9 < kernel.abs().max() / math.sqrt(2 / (11 * 9)) <= 1
 
 
-def test_grids_are_the_published_ones_of_resnet44():
-    found = sizes(ResNet44(P4, 3, 10, width=(1, 1, 1), blocks=2), 1, 3, 32, 32)
-    assert [shape[-1] for shape in found] == [32, 32, 32, 16, 16, 8, 8, 1]
-
-
-def test_the_report_has_nothing_to_say_at_any_size():
-    network = settled(ResNet44(P4, 1, 3, width=(1, 1, 1), blocks=1), 2, 1, 8, 8)
-    for size in (5, 6, 8):
-        assert not equivariance_report(sequence(network), (1, 1, size, size)).inexact_layers
-
-
 def test_the_logits_are_means_and_the_features_are_pooled_in_front():
     network = settled(ResNet44(P4, 1, 3, width=(1, 1, 2), blocks=1, attention="poses"), 4, 1, 8, 8)
     x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
@@ -409,37 +387,17 @@ def test_widths_of_resnet44():
     assert [len(network.stages[f"residual_{i}_1"].out_type) for i in (1, 2, 3)] == [16, 32, 64]
 
 
-def test_grids_and_widths_are_the_published_ones():
-    found = sizes(GroupDenseNet.patch_camelyon(P4), 1, 3, 96, 96)
-    assert [shape[-1] for shape in found] == [94, 92, 46, 44, 22, 20, 10, 8, 4, 2, 2]
-    assert [shape[1] // 4 for shape in found] == [*(13 * i for i in (1, 2, 2, 3, 3, 4, 4, 5, 5, 6)), 2]
+def test_widths_of_dense_net():
+    widths = [len(stage.out_type) for stage in GroupDenseNet.patch_camelyon(P4).stages.values()]
+    assert widths == [*(13 * i for i in (1, 2, 2, 3, 3, 4, 4, 5, 5, 6)), 2]
 
 
 def test_layers_are_as_published_of_dense_net():
     network = GroupDenseNet.patch_camelyon(P4M, attention="features")
     attentions = [m for m in network.modules() if isinstance(m, FeatureAttention)]
-    assert [(m.kernel_size, m.plain.dilation) for m in attentions] == [
-        (7, 4),  # on the image
-        (7, 4),
-        (7, 4),
-        (7, 4),
-        (7, 4),
-        (7, 3),
-        (7, 3),
-        (7, 2),
-        (7, 1),
-        (5, 1),
-        (3, 1),
-    ]
+    kernels = [*5 * [(7, 4)], (7, 3), (7, 3), (7, 2), (7, 1), (5, 1), (3, 1)]  # the first on the image
+    assert [(m.kernel_size, m.plain.dilation) for m in attentions] == kernels
     assert [len(m.plain.squeeze.weight) for m in attentions] == [3] + 10 * [2]
     assert {norm.eps for norm in norms(network)} == {2e-5}
     kernel = network.stages["transition_4"].convolution.plain.kernel.weight
     assert 0.9 < kernel.abs().max() / math.sqrt(2 / 45) <= 1
-
-
-def test_the_report_has_nothing_to_say_at_any_size_of_dense_net():
-    network = settled(GroupDenseNet(P4, 1, 2, width=1, blocks=2), 3, 1, 12, 12)
-    for size in (10, 11, 12, 13):
-        report = equivariance_report(sequence(network), (1, 1, size, size))
-        assert report.relative_error < EXACT
-        assert not report.inexact_layers

@@ -102,12 +102,6 @@ def test_in_the_mean_over_lifts_turned_clouds_are_alike():
     assert fine < coarse / 20
 
 
-def test_block_is_equivariant():
-    gspace = gspaces.flipRot2dOnR2(4)
-    (block,) = small(gspace, num_blocks=1).blocks
-    assert max(error for _, error in block.check_equivariance(atol=1e-10, rtol=0)) < 1e-10
-
-
 def test_bad_arguments():
     gspace = gspaces.rot2dOnR2(4)
     with pytest.raises(TypeError, match=r"^projection: .*no such option"):

@@ -9,16 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from escnn_attention.models import AllCNNC, GroupCNN, GroupDenseNet, ResNet44
-from escnn_attention.models.checkpoint import Checkpoint
-from escnn_attention.models.published.attgconv import from_attgconv
+from escnn_attention.models import AllCNNC, GroupCNN, GroupDenseNet, ResNet44, from_published
 
 DATA = Path(os.environ.get("ESCNN_ATTENTION_DATA", ""))
 MNIST = [None, "full", "channel", "spatial", "features", "poses"]
 
 
+pytestmark = pytest.mark.usefixtures("double")
+
+
 def loaded(tensors):
-    return from_attgconv(Checkpoint(tensors))
+    return from_published(tensors, kind="att_gconvs")
 
 
 # ------------------------------------------------------------------------------------------------ the tensors, by name
@@ -45,11 +46,10 @@ def convolution(tensors, name, kind, outs, ins, size, poses, lifting=False, hidd
 
 
 def norm(tensors, name, fields):
-    tensors[f"{name}.weight"], tensors[f"{name}.bias"] = 0.5 + torch.rand(fields), 0.3 * torch.randn(fields)
-    tensors[f"{name}.running_mean"], tensors[f"{name}.running_var"] = (
-        0.1 * torch.randn(fields),
-        0.5 + torch.rand(fields),
-    )
+    for kind in ("weight", "running_var"):
+        tensors[f"{name}.{kind}"] = 0.5 + torch.rand(fields)
+    for kind in ("bias", "running_mean"):
+        tensors[f"{name}.{kind}"] = 0.3 * torch.randn(fields)
     tensors[f"{name}.num_batches_tracked"] = torch.tensor(7)
 
 
@@ -102,17 +102,8 @@ def dense_net(kind, poses, width=2, blocks=3):
         last = i == blocks - 1
         hidden = ins // max(1, ins // 2)
         norm(tensors, f"block_layers.{i}.bn", ins)
-        convolution(
-            tensors,
-            f"block_layers.{i}.conv",
-            kind,
-            width,
-            ins,
-            3,
-            poses,
-            hidden=hidden,
-            attention_size=5 if last else 7,
-        )
+        sizes = {"hidden": hidden, "attention_size": 5 if last else 7}
+        convolution(tensors, f"block_layers.{i}.conv", kind, width, ins, 3, poses, **sizes)
         ins += width
         if not last:
             norm(tensors, f"trans_layers.{i}.bn", ins)
@@ -274,13 +265,6 @@ def dense_net_logits(t, images):
     return convolve(t, "c_out", normed(t, "bn_out", x)).mean((2, 3, 4))
 
 
-@pytest.fixture(autouse=True)
-def _double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def assert_same_logits(tensors, formula, poses, *images):
     network = loaded(tensors)
     assert network.gspace.fibergroup.order() == poses
@@ -413,16 +397,10 @@ def test_a_tensor_of_another_shape_is_named(kind):
         ({"c3__bias": torch.ones(3)}, r"^c3.bias: not a tensor"),
         ({"c4__spatial_attention__weight": torch.ones(1, 2, 4, 7, 7)}, r"^c4.spatial_attention.weight: not a tensor"),
         ({"c1__weight": None}, r"^c1.weight: missing; got 36 tensors: c2.weight, "),
-        (
-            {"c1__weight": torch.ones(4, 1, 4, 3, 3)},
-            r"^c1.weight: got a tensor of shape \(4, 1, 4, 3, 3\), needed 4 dim",
-        ),
-        (
-            {"c2__weight": torch.full((4, 4, 4, 3, 3), math.nan)},
-            r"^c2.weight: got numbers that are not finite",
-        ),
+        ({"c1__weight": torch.ones(4, 1, 4, 3, 3)}, r"^c1.weight: .* \(4, 1, 4, 3, 3\), needed 4 dim"),
+        ({"c2__weight": torch.full((4, 4, 4, 3, 3), math.nan)}, r"^c2.weight: got numbers that are not finite"),
         ({"bn2__running_var": -torch.ones(4)}, r"^bn2.running_var: got a variance that is negative"),
-        ({"c7__weight": torch.ones(0, 4, 4, 4, 4)}, r"^c7.weight: got an empty tensor of shape \(0, 4, 4, 4, 4\)"),
+        ({"c7__weight": np.ones((0, 4, 4, 4, 4))}, r"^c7.weight: got an empty tensor of shape \(0, 4, 4, 4, 4\)"),
     ],
 )
 def test_mistakes(change, message):
