@@ -33,7 +33,7 @@ from escnn_attention.plain import cross_attention
 from escnn_attention.plain.self_attention import fields_of
 from tests import spaces
 from tests.functional.grid.test_dense import Watch
-from tests.layers import drawn
+from tests.layers import CASES, drawn
 from tests.nn.attention import ENCODINGS
 from tests.nn.points import cloud
 from tests.packages import in_onnx
@@ -415,31 +415,16 @@ def test_values_and_gradients_are_those_of_the_formula(name, encoding, modes):
         assert encoding == "none" or (outputs[0] - wrong).abs().max() > 1e-5
 
 
-@pytest.mark.parametrize(
-    ("options", "shape", "key_shape"),
-    [
-        ({"stride": 2}, (2, 1), (3, 1)),
-        ({"scale_factor": 2}, (4, 2), (2, 1)),
-        ({"scale_factor": 2, **CIRCLE}, (4, 4), (2, 2)),
-        ({"stride": 3, **CIRCLE}, (2,), (6,)),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("options", "key_shape"), [({}, (2, 1)), (CIRCLE, (2, 2))], ids=str)
 @pytest.mark.parametrize("size", [1, None])
-def test_outputs_elsewhere_are_those_of_the_formula(options, shape, key_shape, size):
-    fields, circular = mixed(C4 if len(shape) == 2 else sequence(C4)), "padding_mode" in options
-    layer = drawn(GroupSelfAttention(fields, fields, 1, size, head_fields=4, **options))
+def test_outputs_between_positions_are_those_of_the_formula(options, key_shape, size):
+    fields, shape = mixed(C4), tuple(2 * n for n in key_shape)
+    layer = drawn(GroupSelfAttention(fields, fields, 1, size, head_fields=4, scale_factor=2, **options))
     x = random_field(fields, *key_shape, batch=1).tensor.requires_grad_()
     q, k, v = layer.plain.to_heads(x.movedim(1, -1))
-    if "stride" in options:
-        first, step, period = int(circular), options["stride"], key_shape[0] if circular else 0
-        q, between = q[:, :, first::step], ways_between(key_shape, key_shape, size, period=period)
-        ways = lambda i, j: between(first + step * i, j)  # noqa: E731
-    else:
-        cells = torch.arange(math.prod(key_shape)).view(key_shape)
-        q = q[:, :, cells.repeat_interleave(2, 0).repeat_interleave(2, 1).flatten()]
-        ways = ways_between(shape, key_shape, size, period=shape[0] if circular else 0)
-    expected = fields_of(written_out(layer, (q, k, v), ways), shape)
+    cells = torch.arange(math.prod(key_shape)).view(key_shape).repeat_interleave(2, 0).repeat_interleave(2, 1)
+    ways = ways_between(shape, key_shape, size, period=shape[0] if options else 0)
+    expected = fields_of(written_out(layer, (q[:, :, cells.flatten()], k, v), ways), shape)
     assert_formula(layer, [x], by_backends(layer, GeometricTensor(x, fields)), expected)
 
 
@@ -657,25 +642,24 @@ def test_scalars_have_no_poses():
 
 
 @pytest.mark.sampled(1, of="programs")
-def test_programs():
-    """What ``torch.export`` writes down is the same, for any number of images."""
-    tokens, image = mixed(sequence(C4)), mixed(C4)
-    layer = drawn(GroupCrossAttention(tokens, image, tokens, 2, head_fields=3, encoding="mlp"))
-    torus = drawn(GroupCrossAttention(image, image, image, 2, 3, head_fields=3, **CIRCLE))
-    for part, x, y in (
-        (torus, random_field(image, 6, 6), random_field(image, 3, 3)),
-        (layer, random_field(tokens, 4), random_field(image, 3, 3)),
-    ):
-        plain, images = part.export(), torch.export.Dim("images", min=1)
-        mask = torch.rand(2, *y.shape[2:]) < 0.3
-        mask[:, 0, 0] = False
-        arguments, named = (x.tensor, y.tensor), {"key_padding_mask": mask}
-        shapes = {"queries": {0: images}, "keys": {0: images}, "key_padding_mask": {0: images}}
-        program = torch.export.export(plain, arguments, named, dynamic_shapes=shapes).module()
-        torch.testing.assert_close(program(*arguments, **named), plain(*arguments, **named))
-        more = [torch.cat([t, t, t]) for t in (*arguments, mask)]
-        found = program(*more[:2], key_padding_mask=more[2])
-        torch.testing.assert_close(found, plain(*more[:2], key_padding_mask=more[2]))
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("GroupCrossAttention")])
+def test_programs(name):
+    """What ``torch.export`` writes down is the same; on grids, for any number of images."""
+    case = CASES[name]
+    module = case.drawn()
+    plain, given = module.export(), case.exported(dict, *case.inputs(module))
+    given["values"] = torch.randn_like(given["keys"])
+    if case.on_grids:
+        given["key_padding_mask"] = torch.rand(case.keys) < 0.3
+        given["key_padding_mask"].flatten(1)[:, 0] = False
+    if "key_padding_mask" in given:
+        for hidden in {"keys", "values", "key_coords"} & set(given):
+            given[hidden].movedim(1, -1)[given["key_padding_mask"]] = torch.nan
+    shapes = dict.fromkeys(given, {0: torch.export.Dim("images", min=1)} if case.on_grids else None)
+    program = torch.export.export(plain, (), given, dynamic_shapes=shapes, strict=False).module()
+    more = {name: torch.cat([t, t, t]) for name, t in given.items()} if case.on_grids else given
+    for sets in (given, more):
+        torch.testing.assert_close(program(**sets), plain(**sets))
 
 
 @pytest.mark.sampled(1, of="exported files")
@@ -823,15 +807,6 @@ def clouds_of_points(encoding):
     return layer, x, y, z, hidden, batch
 
 
-@pytest.mark.sampled(1, of="programs")
-@pytest.mark.parametrize("encoding", ["mlp", "none"])
-def test_clouds_of_points_in_programs(encoding):
-    layer, x, y, z, hidden, batch = clouds_of_points(encoding)
-    arguments = (x.tensor, y.tensor, z.tensor, hidden, None, y.coords, None, batch)
-    made = torch.export.export(layer.export(), arguments).module()(*arguments)
-    torch.testing.assert_close(made, layer(x, y, z, hidden, key_batch=batch).tensor)
-
-
 @pytest.mark.parametrize("encoding", ["mlp", "none"])
 def test_clouds_of_points_are_apart(encoding):
     """A batch of clouds of any sizes, in any order, with hidden keys, is cloud by cloud."""
@@ -911,21 +886,6 @@ def test_values_and_gradients_between_points_are_those_of_the_formula(name, enco
     outputs = by_backends(layer, *sets, backends=("reference", "neighbours", "auto"), **given)
     assert_formula(layer, wanted, outputs, expected())
     assert encoding == "none" or (outputs[0] - expected(0.2)).abs().max() > 1e-5
-
-
-def near_by(name):
-    fields = mixed(D4)
-    layer = drawn(GroupCrossAttention(fields, fields, fields, 2, head_fields=4, length_scale=1.0, **NEAR[name]))
-    return layer, cloud(fields, 5), cloud(fields, 9, 1)
-
-
-@pytest.mark.sampled(1, of="programs")
-@pytest.mark.parametrize("name", ["both", "box"])
-def test_points_near_by_in_programs(name):
-    layer, x, y = near_by(name)
-    arguments = (x.tensor, y.tensor, None, None, x.coords, y.coords)
-    made = torch.export.export(layer.export(), arguments).module()(*arguments)
-    torch.testing.assert_close(made, layer(x, y).tensor)
 
 
 @pytest.mark.parametrize("size", [3, 5])

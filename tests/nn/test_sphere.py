@@ -317,29 +317,11 @@ def test_masks_and_export_of_the_block():
         block(x, batch=batch[:3], mask=mask)
 
 
-def test_any_attention_in_a_block():
-    in_type = mixed(ROTATIONS)
-    options = {"head_fields": 2, "num_neighbours": 6}
-
-    def attention(*types):
-        return SphereSelfAttention(*types, 2, samples=6, **options)
-
-    blocks = []
-    for given in ({"attention": attention}, {"num_heads": 2, **options}):
-        torch.manual_seed(0)
-        blocks.append(SphereTransformerBlock(in_type, in_type, samples=6, **given).eval())
-    coords = torch.nn.functional.normalize(torch.randn(9, 3), dim=-1)
-    x = GeometricTensor(torch.randn(9, in_type.size), in_type, coords)
-    assert torch.equal(blocks[0](x).tensor, blocks[1](x).tensor)
-    with pytest.raises(ValueError, match=r"num_neighbours: .*an attention"):
-        SphereTransformerBlock(in_type, in_type, attention=attention, num_neighbours=6)
-    with pytest.raises(TypeError, match=r"keys: .*such option"):
-        SphereTransformerBlock(in_type, in_type, keys="own")
-
-
 def test_norms_of_the_block_have_an_epsilon():
     fields = mixed(ROTATIONS)
     block = SphereTransformerBlock(fields, fields, samples=4, norm_eps=0.2)
     assert [norm.plain.eps for norm in block.norms] == [0.2, 0.2]
     with pytest.raises(ValueError, match=r"^eps: got -1"):
         SphereTransformerBlock(fields, fields, samples=4, norm_eps=-1)
+    with pytest.raises(TypeError, match=r"keys: .*such option"):
+        SphereTransformerBlock(fields, fields, keys="own")

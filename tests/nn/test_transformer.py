@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from escnn import gspaces, nn
@@ -17,12 +19,15 @@ from escnn_attention import (
     PointTransformerBlock,
     PoseLinear,
     SiLU,
+    SphereSelfAttention,
+    SphereTransformerBlock,
     TransformerBlock,
     sequence_space,
 )
 from escnn_attention.nn.pointwise import shortcut_of
 from tests import spaces
 from tests.layers import drawn
+from tests.nn import spheres
 from tests.nn.points import cloud, mixed
 
 norms = pytest.mark.parametrize("norm", ["gsa", "pre"])
@@ -201,6 +206,15 @@ POINTWISE = {"norm": "pre", "projection": "pointwise"}
         ((REGULAR, REGULAR), {"attention_dropout": -0.1}, ValueError, "attention_dropout: got -0.1"),
         ((REGULAR, REGULAR), {"projection": "none"}, ValueError, "projection: got 'none'"),
         ((VECTORS, REGULAR, 1, 3), POINTWISE, ValueError, 'in_type: projection="pointwise"'),
+        ((REGULAR, REGULAR), {"quary": "all"}, TypeError, "quary: .* no such option, needed some of .*norm.*query"),
+        ((REGULAR, REGULAR), {"attention": 3}, TypeError, "attention: got int, needed an equivariant module"),
+        ((REGULAR, REGULAR), {"attention": lambda *_: None}, TypeError, "attention: got NoneType, needed"),
+        (
+            (VECTORS, REGULAR),
+            {"attention": SiLU(REGULAR), "norm": "pre"},
+            ValueError,
+            "attention: its in_type is .*, n",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(arguments, options, error, message):
@@ -243,56 +257,53 @@ def test_a_cropped_block_is_exact_and_takes_the_margin(norm, size):
     assert spaces.grid_error(block, x) < 1e-12
 
 
-SAME = SiLU(spaces.regular(C4, 4))
+@pytest.mark.parametrize(
+    ("block", "layer", "options", "x"),
+    [
+        (
+            partial(TransformerBlock, norm="pre"),
+            GroupSelfAttention,
+            {"kernel_size": 3, "query": "all"},
+            spaces.random_field(REGULAR, 5, 4),
+        ),
+        (PointTransformerBlock, PointSelfAttention, {"num_neighbours": 4, "query": "all"}, cloud(mixed(C4, 2), 7)),
+        (
+            partial(SphereTransformerBlock, samples=6),
+            partial(SphereSelfAttention, samples=6),
+            {"num_neighbours": 4},
+            spheres.on_sphere(spheres.mixed(spheres.ROTATIONS), 9),
+        ),
+    ],
+    ids=["grid", "points", "sphere"],
+)
+def test_any_attention(block, layer, options, x):
+    """As a module, or as a function of the types, it is that of the block with its options, which has none beside."""
 
+    def attention(*types):
+        return layer(*types, 2, head_fields=2, dropout=0.1, **options)
 
-class TestAnyAttention:
-    """A block takes an attention as a module, or as a function of its types, and nothing else is different."""
-
-    def made(self, **options):
+    def made(**given):
         torch.manual_seed(0)
-        fields = spaces.regular(C4, 4)
-        return TransformerBlock(fields, fields, norm="pre", **options).double()
+        return block(x.type, x.type, **given).double().eval()
 
-    def test_it_is_the_block_with_its_options(self):
-        def attention(in_type, out_type):
-            return GroupSelfAttention(in_type, out_type, 2, 3, query="all", dropout=0.1)
+    by_options = made(num_heads=2, head_fields=2, attention_dropout=0.1, **options)
+    by_module = made(attention=attention(x.type, x.type))
+    by_module.load_state_dict(by_options.state_dict())
+    expected, tensors = by_options(x).tensor, (x.tensor,) if x.coords is None else (x.tensor, x.coords)
+    for other in (by_module, made(attention=attention)):
+        assert torch.equal(other(x).tensor, expected)
+        assert torch.equal(other.export()(*tensors), expected)
+    for name, value in {**options, "attention_dropout": 0.5}.items():
+        with pytest.raises(ValueError, match=f"^{name}: got {value!r} beside an attention"):
+            made(attention=attention, **{name: value})
 
-        by_options = self.made(num_heads=2, kernel_size=3, query="all", attention_dropout=0.1)
-        by_function = self.made(attention=attention)
-        fields = by_options.in_type
-        torch.manual_seed(0)
-        by_module = self.made(attention=attention(fields, fields))
-        by_module.load_state_dict(by_options.state_dict())
-        x = spaces.random_field(fields, 5, 4)
-        for block in (by_options, by_function, by_module):
-            block.eval()
-            assert torch.equal(block(x).tensor, by_options(x).tensor)
-            assert torch.equal(block.export()(x.tensor), by_options(x).tensor)
-            assert block.attention_maps(x, [(1, 2)]).shape == (2, 2, 4, 1, 4, 4, 5, 4)
 
-    def test_other_layers(self):
-        block = self.made(attention=lambda *types: AttentiveConv(*types, 3, padding=1))
-        x = spaces.random_field(block.in_type, 6, 6)
-        assert spaces.grid_error(block.eval(), x) < 1e-10
-        with pytest.raises(TypeError, match=r"attention: .*needed GroupSelfAttention"):
-            block.attention_maps(x, [(0, 0)])
-
-    @pytest.mark.parametrize(
-        ("error", "message", "options"),
-        [
-            (TypeError, "quary: TransformerBlock has no such option, needed some of .*norm.*query", {"quary": "all"}),
-            (TypeError, "attention: got int, needed an equivariant module, or a function", {"attention": 3}),
-            (TypeError, "attention: got NoneType, needed", {"attention": lambda *_: None}),
-            (ValueError, "query: got 'all' beside an attention", {"attention": SAME, "query": "all"}),
-            (ValueError, "kernel_size: got 3 beside an attention", {"attention": SAME, "kernel_size": 3}),
-            (ValueError, "attention_dropout: got 0.5 beside", {"attention": SAME, "attention_dropout": 0.5}),
-            (ValueError, "attention: its in_type is .*, needed", {"attention": lambda *_: SiLU(REGULAR)}),
-        ],
-    )
-    def test_errors(self, error, message, options):
-        with pytest.raises(error, match=message):
-            self.made(**options)
+def test_an_attentive_convolution_has_no_maps_of_queries():
+    block = TransformerBlock(REGULAR, REGULAR, norm="pre", attention=lambda *types: AttentiveConv(*types, 3, padding=1))
+    x = spaces.random_field(REGULAR, 6, 6)
+    assert spaces.grid_error(block.double().eval(), x) < 1e-10
+    with pytest.raises(TypeError, match=r"attention: .*needed GroupSelfAttention"):
+        block.attention_maps(x, [(0, 0)])
 
 
 def test_a_bias_that_the_norm_takes_out_is_none():
@@ -480,16 +491,19 @@ def test_bad_arguments():
     space = gspaces.rot2dOnR2(4)
     in_type = mixed(space, 2)
     for message, arguments in (
-        ("keys", {"keys": "own", "kernel_features": 2}),
-        ("backend", {"backend": "dense", "kernel_features": 2}),
+        ("keys: got 'own', but an attentive convolution", {"keys": "own", "kernel_features": 2}),
+        ("backend: got 'dense', but an attentive convolution", {"backend": "dense", "kernel_features": 2}),
         ("hidden_fields", {"hidden_fields": 0}),
         ("dropout", {"dropout": 1.0}),
         ("attention_dropout", {"attention_dropout": -0.1}),
         ("norm_scope: got 'batch'", {"norm_scope": "batch"}),
         ("norm_scope", {"norm_scope": "pose", "norm_kind": "batch"}),
+        ("kernel_features: .*an attention", {"attention": PointSelfAttention, "kernel_features": 3}),
     ):
         with pytest.raises(ValueError, match=message):
             PointTransformerBlock(in_type, in_type, **arguments)
+    with pytest.raises(TypeError, match=r"raduis: .*needed .*radius"):
+        PointTransformerBlock(in_type, in_type, raduis=1.0)
     block, x = PointTransformerBlock(in_type, in_type).double(), cloud(in_type, 8)
     with pytest.raises(ValueError, match="mask"):
         block(x, mask=torch.ones(3, dtype=torch.bool))
@@ -501,30 +515,6 @@ def test_bad_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             block(x, mask=everyone, **arguments)
-
-
-def test_any_attention():
-    def attention(in_type, out_type):
-        return PointSelfAttention(in_type, out_type, 2, head_fields=2, num_neighbours=4, query="all")
-
-    both = mixed(gspaces.flipRot2dOnR2(3), 2)
-    blocks = []
-    for options in ({"attention": attention}, {"num_heads": 2, "head_fields": 2, "num_neighbours": 4, "query": "all"}):
-        torch.manual_seed(0)
-        blocks.append(PointTransformerBlock(both, both, **options).eval())
-    x = GeometricTensor(torch.randn(7, both.size), both, torch.randn(7, 2))
-    given, made = (block(x).tensor for block in blocks)
-    assert torch.equal(given, made)
-    assert torch.equal(blocks[0].export()(x.tensor, x.coords), made)
-    with pytest.raises(ValueError, match=r"kernel_features: .*an attention"):
-        PointTransformerBlock(both, both, attention=attention, kernel_features=3)
-    with pytest.raises(ValueError, match=r"radius: .*beside an attention"):
-        PointTransformerBlock(both, both, attention=attention, radius=1.0)
-    with pytest.raises(TypeError, match=r"raduis: .*needed .*radius"):
-        PointTransformerBlock(both, both, raduis=1.0)
-    for name, value in (("keys", "own"), ("backend", "native")):
-        with pytest.raises(ValueError, match=f"{name}: got {value!r}, but an attentive convolution"):
-            PointTransformerBlock(both, both, kernel_features=3, **{name: value})
 
 
 def test_networks_may_end_in_a_nonlinearity_and_norms_have_an_epsilon():
