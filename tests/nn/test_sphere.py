@@ -315,13 +315,5 @@ def test_masks_and_export_of_the_block():
         torch.testing.assert_close(block(holes, everyone, mask=mask).tensor, block(holes, mask=mask).tensor)
     with pytest.raises(ValueError, match="batch"):
         block(x, batch=batch[:3], mask=mask)
-
-
-def test_norms_of_the_block_have_an_epsilon():
-    fields = mixed(ROTATIONS)
-    block = SphereTransformerBlock(fields, fields, samples=4, norm_eps=0.2)
-    assert [norm.plain.eps for norm in block.norms] == [0.2, 0.2]
-    with pytest.raises(ValueError, match=r"^eps: got -1"):
-        SphereTransformerBlock(fields, fields, samples=4, norm_eps=-1)
     with pytest.raises(TypeError, match=r"keys: .*such option"):
-        SphereTransformerBlock(fields, fields, keys="own")
+        SphereTransformerBlock(in_type, in_type, keys="own")
