@@ -7,6 +7,8 @@ import torch
 from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor
 
+from tests.nn.points import cloud, error_of
+
 ROTATIONS = gspaces.rot3dOnR3()
 ALL = gspaces.flipRot3dOnR3()
 SPACES = {"SO(3)": ROTATIONS, "O(3)": ALL}
@@ -27,10 +29,8 @@ def scalars(space, number: int = 2) -> FieldType:
 
 
 def on_sphere(field_type: FieldType, number: int, seed: int = 0) -> GeometricTensor:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(number, field_type.size, generator=generator, dtype=torch.float64)
-    coords = torch.randn(number, 3, generator=generator, dtype=torch.float64)
-    return GeometricTensor(x, field_type, torch.nn.functional.normalize(coords, dim=-1))
+    x = cloud(field_type, number, seed)
+    return GeometricTensor(x.tensor, field_type, torch.nn.functional.normalize(x.coords, dim=-1))
 
 
 def elements(space, number: int = 2) -> list:
@@ -45,11 +45,5 @@ def elements(space, number: int = 2) -> list:
     return out
 
 
-def error(layer, x: GeometricTensor, **arguments) -> float:
-    worst = 0.0
-    with torch.no_grad():
-        y = layer(x, **arguments)
-        for element in elements(layer.space):
-            z = layer(x.transform(element), **arguments).tensor
-            worst = max(worst, float((z - y.transform_fibers(element).tensor).norm() / y.tensor.norm()))
-    return worst
+def error(layer, x: GeometricTensor) -> float:
+    return error_of(layer, x, elements(layer.space))

@@ -43,12 +43,7 @@ def mixture(gspace):
 
 def error(module, x, condition):
     """Of the group on the fibers; a condition of vectors is the same for all elements."""
-    with torch.no_grad():
-        y = module(x, condition)
-        return max(
-            float((module(x.transform_fibers(g), condition).tensor - y.transform_fibers(g).tensor).abs().max())
-            for g in spaces.generators(x.type.gspace)
-        )
+    return spaces.fibers_error(lambda x: module(x, condition), x)
 
 
 def make_norm(scope):

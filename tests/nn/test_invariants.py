@@ -9,6 +9,7 @@ from escnn.nn import FieldType
 from escnn_attention import AttentionPool, PointAttentionPool, PowerSpectrum
 from escnn_attention.models import EquivariantClassifier
 from tests import spaces
+from tests.nn.points import cloud
 
 C4 = gspaces.rot2dOnR2(4)
 
@@ -88,16 +89,11 @@ def test_classifiers_may_end_in_scalars(last):
 # ------------------------------------------------------------------------------------------------------------- points
 
 
-def cloud(fields, number=5):
-    coords = torch.randn(number, fields.gspace.dimensionality, dtype=torch.float64)
-    return nn.GeometricTensor(torch.randn(number, fields.size, dtype=torch.float64), fields, coords)
-
-
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("make", (spaces.PLANE | spaces.VOLUME).values(), ids=spaces.PLANE | spaces.VOLUME)
 def test_no_element_changes_what_is_read_of_a_cloud(make):
     fields = spaces.mixed(make())
-    pool, x = drawn(fields, PointAttentionPool), cloud(fields)
+    pool, x = drawn(fields, PointAttentionPool), cloud(fields, 5)
     y = pool(x)
     assert y.shape == (1, 6)
     for g in fields.fibergroup.elements:
@@ -115,7 +111,7 @@ def test_no_element_changes_what_is_read_of_a_cloud(make):
 def test_samples_of_a_continuous_group_are_exact_for_what_permutes_them():
     so2 = gspaces.rot2dOnR2(-1)
     pool = drawn(nn.FieldType(so2, [so2.irrep(1), so2.irrep(2)]), PointAttentionPool, samples=8)
-    x = cloud(pool.in_type)
+    x = cloud(pool.in_type, 5)
     y = pool(x)
     quarter, other = (
         (pool(x.transform(so2.fibergroup.element(angle))) - y).abs().max() for angle in (torch.pi / 2, 0.6)
@@ -125,7 +121,7 @@ def test_samples_of_a_continuous_group_are_exact_for_what_permutes_them():
 
 def test_tokens_between_points_that_look_at_poses_by_number_change():
     fields = spaces.regular(C4, 2)
-    pool, x = drawn(fields, PointAttentionPool), cloud(fields)
+    pool, x = drawn(fields, PointAttentionPool), cloud(fields, 5)
     y, g = pool(x), C4.fibergroup.generators[0]
     torch.testing.assert_close(pool(x.transform(g)), y, rtol=1e-11, atol=1e-11)
     pool.plain.log_measure = torch.tensor([0.0, 1.0, 2.0, 3.0]).double()
