@@ -181,10 +181,9 @@ def test_shared_scores_are_the_formula(encoding, size):
         for backend in ("reference", "blocked", *COMPILED):
             layer.plain.backend = backend
             torch.testing.assert_close(layer(x).tensor, y)
-        torch.testing.assert_close(layer.export()(x.tensor), y)
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(native, "_FUSED_CHANNELS", 1)
-            torch.testing.assert_close(layer.export()(x.tensor), y)
+            torch.testing.assert_close(layer(x).tensor, y)
         maps = layer.attention_maps(x, [(1, 1)], [0, 3])
         assert maps.shape == (2, 2, 2, 1, 1, 1, 3, 4)  # the scores of one pose, for all
         torch.testing.assert_close(maps[:, :, 0, 0, 0, 0].flatten(2), p[:, :, 5].transpose(0, 1))
@@ -246,8 +245,6 @@ def test_shared_scores_between_points_are_the_formula(encoding, options):
             layer.plain.backend = "dense"
             torch.testing.assert_close(layer(x, batch=BATCH, measure=measure).tensor, expected, rtol=1e-11, atol=1e-12)
             layer.plain.backend = "auto"
-        exported = layer.export()(x.tensor, coords, None, BATCH, None, measure)
-        torch.testing.assert_close(exported, expected, rtol=1e-11, atol=1e-12)
 
 
 def test_features_of_edges_add_to_shared_scores():
@@ -517,12 +514,18 @@ def test_a_stride_on_a_torus(size, space):
 
 @pytest.mark.sampled(1, of="programs")
 @pytest.mark.parametrize(
-    "resampling", [{"stride": 2}, {"scale_factor": 2}, {"stride": 5, "padding_mode": "circular"}], ids=str
+    ("size", "options"),
+    [
+        (3, {"stride": 5, "padding_mode": "circular"}),
+        (3, {"scale_factor": 2, "padding_mode": "circular"}),
+        (None, {"encoding": "rotary", "normalization": "count"}),
+    ],
+    ids=str,
 )
-def test_programs_of_other_grids_of_outputs(resampling):
+def test_programs(size, options):
     """For any number of images."""
     fields = regular(C4, 1)
-    layer = drawn(GroupSelfAttention(fields, fields, 1, 3, head_fields=2, **resampling))
+    layer = drawn(GroupSelfAttention(fields, fields, 1, size, head_fields=2, **options))
     x = random_field(fields, 5, 5).tensor
     images = ({0: torch.export.Dim("images", min=1)},)
     program = torch.export.export(layer.export(), (x,), dynamic_shapes=images).module()
@@ -543,15 +546,6 @@ def test_options_that_outputs_elsewhere_do_not_have():
             GroupSelfAttention(types, types, 1, 3, **options)
     with pytest.raises(TypeError, match=r"stride: .*no such option"):
         TransformerBlock(fields, fields, 1, 3, stride=2)
-
-
-@pytest.mark.sampled(1, of="programs")
-def test_programs_of_shares_by_count():
-    fields = regular(C4, 2)
-    layer = drawn(GroupSelfAttention(fields, fields, 1, None, encoding="rotary", normalization="count"))
-    x = random_field(fields, 3, 3)
-    program = torch.export.export(layer.export(), (x.tensor,)).module()
-    torch.testing.assert_close(program(x.tensor), layer(x).tensor, rtol=1e-12, atol=1e-12)
 
 
 def test_shares_by_count_need_products():
@@ -602,7 +596,6 @@ def test_poses_that_are_cosets(name, modes, encoding):
     assert layer.plain.to_heads(x.tensor.movedim(1, -1))[0].shape[3] == group.order() // len(layer.plain.stabilizer)
     assert turned_error(layer, x) < TOLERANCE
     assert grid_error(layer, x) < TOLERANCE
-    torch.testing.assert_close(layer.export()(x.tensor), layer(x).tensor)
     between = on_cosets(name, encoding, modes, PointSelfAttention)
     at = torch.randn(5, layer.space.dimensionality, dtype=torch.float64)
     x_at = GeometricTensor(torch.randn(5, layer.in_type.size, dtype=torch.float64), layer.in_type, at)
