@@ -27,7 +27,7 @@ from escnn_attention.groups.fibers import fibers
 from tests import spaces
 from tests.layers import BATCH, EDGES, drawn
 from tests.nn.attention import ENCODINGS, TOLERANCE, attention_for, turned_error
-from tests.nn.points import cloud, worst_error
+from tests.nn.points import worst_error
 from tests.spaces import ALL, PLANE, grid_error, mixed, random_field, regular, scalars, shape_of
 
 COMPILED = () if why_not_built(torch.float64) else ("native",)
@@ -208,10 +208,12 @@ def test_scores_of_one_pose_for_all_are_not_equivariant(kind):
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "none"])
-@pytest.mark.parametrize("options", [{}, {"radius": 2.0}, {"normalization": "count"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"radius": 2.0}, {"normalization": "count"}, {"edge_dim": 3}], ids=str)
 @pytest.mark.slow
 def test_shared_scores_between_points_are_the_formula(encoding, options):
-    count, measure = "normalization" in options, torch.linspace(0.5, 2, 9).double()
+    count, given = "normalization" in options, {"batch": BATCH, "measure": torch.linspace(0.5, 2, 9).double()}
+    if "edge_dim" in options:
+        given |= {"edge_index": EDGES, "edge_attr": torch.randn(EDGES.shape[1], 3).double()}
     for in_type in (spaces.mixed(C4), spaces.scalars(C4, 2)):
         layer = drawn(PointSelfAttention(in_type, spaces.mixed(C4), 2, encoding=encoding, **options, **SHARED))
         assert max(error for _, error in layer.check_equivariance(1e-10, 0)) < 1e-10
@@ -227,15 +229,21 @@ def test_shared_scores_between_points_are_the_formula(encoding, options):
         score, hidden = score / (4 * 3) ** 0.5, BATCH[:, None] != BATCH
         if "radius" in options:
             hidden = hidden | ((coords - coords[:, None]).norm(dim=-1) > 2)
-        weights = measure.expand(9, 9).masked_fill(hidden, 0.0)
+        tables = score.new_zeros(2, 2, 9, 9)  # what features of edges add to scores, and by which they change weights
+        if "edge_dim" in options:
+            hidden = torch.ones(9, 9).index_put((EDGES[1], EDGES[0]), torch.tensor(0.0)).bool()
+            tables[:, :, EDGES[1], EDGES[0]] = layer.plain.edge_readout @ given["edge_attr"].T
+            score = score + tables[0]
+        weights = given["measure"].expand(9, 9).masked_fill(hidden, 0.0)
         if count:
             p = score * weights / weights.sum(-1, keepdim=True)
         else:
             p = score.exp() * weights / (score.exp() * weights).sum(-1, keepdim=True)
+        p = p * (1 + tables[1])
         expected = layer.plain.project_out(torch.einsum("mij,mjhc->mihc", p, v).unsqueeze(1))[0]
         for backend in ("neighbours", "auto", *COMPILED, *(() if options else ("reference",))):
             layer.plain.backend = backend
-            y = layer(x, batch=BATCH, measure=measure).tensor
+            y = layer(x, **given).tensor
             torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12)
             variables = [x.tensor, coords, *layer.parameters()]
             keep = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
@@ -243,31 +251,8 @@ def test_shared_scores_between_points_are_the_formula(encoding, options):
             torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
         if not options and encoding in ("fourier", "none"):
             layer.plain.backend = "dense"
-            torch.testing.assert_close(layer(x, batch=BATCH, measure=measure).tensor, expected, rtol=1e-11, atol=1e-12)
+            torch.testing.assert_close(layer(x, **given).tensor, expected, rtol=1e-11, atol=1e-12)
             layer.plain.backend = "auto"
-
-
-def test_features_of_edges_add_to_shared_scores():
-    fields, attr = spaces.regular(C4, 2), torch.randn(EDGES.shape[1], 3).double()
-    layer, x = drawn(PointSelfAttention(fields, fields, 2, edge_dim=3, **SHARED)), cloud(fields, 9)
-    y = layer(x, EDGES, edge_attr=attr)
-    for g in C4.fibergroup.elements:
-        moved = layer(x.transform(g), EDGES, edge_attr=attr).tensor
-        torch.testing.assert_close(moved, y.transform_fibers(g).tensor, rtol=1e-10, atol=1e-11)
-    q, k, v = (t[:, 0] for t in layer.plain.to_heads(x.tensor.unsqueeze(0)))
-    (key, query), offsets = EDGES, (x.coords[EDGES[0]] - x.coords[EDGES[1]]) / layer.plain.length_scale
-    seen = layer.plain.encoding.offsets(torch.einsum("hab,eb->hea", layer.plain.inverse_action, offsets))
-    score = torch.einsum("mehc,mehc->me", q[:, query], k[:, key] + seen.expand(2, -1, -1, -1).transpose(1, 2))
-    added, factor = torch.einsum("amf,ef->ame", layer.plain.edge_readout, attr)
-    score = score / (4 * 3) ** 0.5 + added
-    expected = []
-    for i in range(len(x.coords)):
-        p = score[:, query == i].softmax(-1) * (1 + factor[:, query == i])
-        expected.append(torch.einsum("me,mehc->mhc", p, v[:, key[query == i]]))
-    expected = layer.plain.project_out(torch.stack(expected, dim=1).unsqueeze(1))[0]
-    for backend in ("neighbours", *COMPILED):
-        layer.plain.backend = backend
-        torch.testing.assert_close(layer(x, EDGES, edge_attr=attr).tensor, expected, rtol=1e-11, atol=1e-12)
 
 
 def test_shared_scores_between_points_are_of_offsets():
