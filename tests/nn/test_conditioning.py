@@ -53,14 +53,17 @@ def make_norm(scope):
 MAKE = {"norm": make_norm("position"), "sample": make_norm("sample"), "gate": lambda fields: ConditionedGate(fields, N)}
 
 
+def scale_each_pose(module):
+    plain, size = getattr(module.plain, "modulation", module.plain), module.in_type.size
+    plain.field, plain.fields, plain.invariants = torch.arange(size), size, None
+    plain.linear = redrawn(torch.nn.Linear(N, size))
+
+
 @pytest.mark.parametrize("kind", MAKE)
 def test_a_scale_for_each_pose_would_break_it(kind):
-    """The negative control."""
     fields = spaces.regular(C4, 2)
     module, x, condition = redrawn(MAKE[kind](fields)), spaces.random_field(fields, 4, 4), torch.randn(2, N).double()
-    plain = module.plain if kind == "gate" else module.plain.modulation
-    plain.field, plain.fields, plain.invariants = torch.arange(fields.size), fields.size, None
-    plain.linear = redrawn(torch.nn.Linear(N, fields.size))
+    scale_each_pose(module)
     assert error(module, x, condition) > 1e-2
 
 
@@ -247,14 +250,10 @@ def grid_error(block, x, condition):
 
 @pytest.mark.parametrize("part", ["before", "attention_gate", "feed_forward_norm", "feed_forward_gate"])
 def test_a_scale_for_each_pose_in_a_block_would_break_it(part):
-    """The negative control."""
     fields = spaces.regular(C4, 2)
     block, x, condition = drawn(block_on(fields)), spaces.random_field(fields, 4, 4), torch.randn(2, N).double()
     assert grid_error(block, x, condition) < 1e-10
-    plain = getattr(block, part).plain
-    plain = plain if "gate" in part else plain.modulation
-    plain.field, plain.fields, plain.invariants = torch.arange(8), 8, None
-    plain.linear = redrawn(torch.nn.Linear(N, 8))
+    scale_each_pose(getattr(block, part))
     assert grid_error(block, x, condition) > 1e-3
 
 
