@@ -335,25 +335,16 @@ def test_measure_of_keys_of_other_scales():
     torch.testing.assert_close(first[:, 2], second[:, 2])  # The last scale sees itself alone.
 
 
-class TestOneScale:
-    """With a single scale, and no shares of positions, nothing is left but the ordinary layers."""
-
-    def test_lifting(self):
-        space, one = PLANE["D3"](), Scales(2, 1)
-        ours = lifting(space, one, measure="counting")
-        plain = LiftingSelfAttention(scalars(space, 2), mixed(space), 2, 3, head_fields=4).double()
-        plain.load_state_dict(ours.state_dict())
-        x = random_field(plain.in_type, 5, 4)
-        torch.testing.assert_close(ours(x).tensor, plain(x).tensor)
-
-    @pytest.mark.parametrize("query", ["own", "all"])
-    def test_group(self, query):
-        space, one = PLANE["D3"](), Scales(2, 1)
-        ours = group(space, one, measure="counting", query=query, interval=1)
-        plain = GroupSelfAttention(mixed(space), mixed(space), 2, 3, head_fields=4, query=query).double()
-        plain.load_state_dict(ours.state_dict())
-        x = random_field(plain.in_type, 5, 4)
-        torch.testing.assert_close(ours(x).tensor, plain(x).tensor)
+@pytest.mark.parametrize("query", ["own", "all", "lifting"])
+def test_with_a_single_scale_nothing_is_left_but_the_ordinary_layers(query):
+    """Without shares of positions."""
+    space, one, options = PLANE["D3"](), Scales(2, 1), {} if query == "lifting" else {"query": query}
+    make, layer = (lifting, LiftingSelfAttention) if query == "lifting" else (group, GroupSelfAttention)
+    ours = make(space, one, measure="counting", **options)
+    plain = layer(ours.in_type, mixed(space), 2, 3, head_fields=4, **options).double()
+    plain.load_state_dict(ours.state_dict())
+    x = random_field(plain.in_type, 5, 4)
+    torch.testing.assert_close(ours(x).tensor, plain(x).tensor)
 
 
 def test_translations_away_from_the_border():
@@ -383,65 +374,51 @@ def test_says_what_it_is():
     assert "interval" not in text
 
 
-C4 = PLANE["C4"]
-BAD_ARGUMENTS = {
-    "in_type: got int": (TypeError, lambda t: DilationSelfAttention(3, t, THREE)),
-    "scales: got int, needed Scales": (TypeError, lambda t: DilationSelfAttention(t, t, 3)),
-    "in_type: got .* needed the same fields": (
-        ValueError,
-        lambda t: DilationSelfAttention(regular(C4(), 4), t, THREE),
-    ),
-    "out_type: got .* needed the same fields": (
-        ValueError,
-        lambda t: DilationSelfAttention(t, regular(C4(), 4), THREE),
-    ),
-    "out_type: its gspace is D4": (ValueError, lambda t: DilationSelfAttention(t, regular(PLANE["D4"](), 6), THREE)),
-    "interval: got 4, needed at most the number of scales, 3": (
-        ValueError,
-        lambda t: DilationSelfAttention(t, t, THREE, interval=4),
-    ),
-    "interval: got 0": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, interval=0)),
-    "windows: got 'round'": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, windows="round")),
-    'windows: got "dilated" for scales of base 1.5, needed a whole number': (
-        ValueError,
-        lambda t: DilationSelfAttention(t, t, Scales(1.5, 3), windows="dilated"),
-    ),
-    "measure: got 'lebesgue'": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, measure="lebesgue")),
-    "query: got 'each'": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, query="each")),
-    "kernel_size: got None, needed an integer": (TypeError, lambda t: DilationSelfAttention(t, t, THREE, 1, None)),
-    "kernel_size: got 4, needed an odd number$": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, 1, 4)),
-    "in_type: its gspace .* has no base space": (
-        ValueError,
-        lambda t: DilationSelfAttention(*2 * [THREE.repeat(regular(gspaces.no_base_space(C4().fibergroup), 2))], THREE),
-    ),
-    "num_heads: the 2 regular fields": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, 3)),
-    "encoding: got AbsoluteEncoding, which sees positions": (
-        ValueError,
-        lambda t: DilationSelfAttention(t, t, THREE, encoding="absolute"),
-    ),
-    "backend: got 'fast'": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, backend="fast")),
-    "projection: got 'full'": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, projection="full")),
-    "in_type: DilationLiftingSelfAttention needs trivial": (
-        ValueError,
-        lambda t: DilationLiftingSelfAttention(t, t, THREE),
-    ),
-    "gspace: the fiber group SO\\(2\\) is continuous": (
-        NotImplementedError,
-        lambda t: DilationSelfAttention(*2 * [scalars(gspaces.rot2dOnR2(-1), 3)], THREE),
-    ),
-    "module: got Tensor": (TypeError, lambda t: PerScale(torch.zeros(1), THREE)),
-    "in_type: ScalePooling acts on every channel": (
-        ValueError,
-        lambda t: ScalePooling(THREE.repeat(FieldType(C4(), [C4().irrep(1)])), THREE),
-    ),
-}
-
-
-@pytest.mark.parametrize("message", BAD_ARGUMENTS)
-def test_bad_arguments(message):
-    error, make = BAD_ARGUMENTS[message]
+@pytest.mark.parametrize(
+    ("error", "message", "options"),
+    [
+        (TypeError, "scales: got int, needed Scales", {"scales": 3}),
+        (ValueError, "interval: got 4, needed at most the number of scales, 3", {"interval": 4}),
+        (ValueError, "interval: got 0", {"interval": 0}),
+        (ValueError, "windows: got 'round'", {"windows": "round"}),
+        (
+            ValueError,
+            "windows: .* base 1.5, needed a whole",
+            {"scales": Scales(1.5), "windows": "dilated"},
+        ),
+        (ValueError, "measure: got 'lebesgue'", {"measure": "lebesgue"}),
+        (ValueError, "query: got 'each'", {"query": "each"}),
+        (TypeError, "kernel_size: got None, needed an integer", {"kernel_size": None}),
+        (ValueError, "kernel_size: got 4, needed an odd number$", {"kernel_size": 4}),
+        (ValueError, "num_heads: the 2 regular fields", {"num_heads": 3}),
+        (ValueError, "encoding: got AbsoluteEncoding, which sees positions", {"encoding": "absolute"}),
+        (ValueError, "backend: got 'fast'", {"backend": "fast"}),
+        (ValueError, "projection: got 'full'", {"projection": "full"}),
+    ],
+)
+def test_bad_arguments(error, message, options):
+    fields = THREE.repeat(regular(PLANE["C4"](), 2))
     with pytest.raises(error, match=message):
-        make(THREE.repeat(regular(C4(), 2)))
+        DilationSelfAttention(fields, fields, **{"scales": THREE, **options})
+
+
+def test_bad_types():
+    space = PLANE["C4"]()
+    fields, four, vectors = THREE.repeat(regular(space, 2)), regular(space, 4), FieldType(space, [space.irrep(1)])
+    point, circle = regular(gspaces.no_base_space(space.fibergroup), 6), scalars(gspaces.rot2dOnR2(-1), 3)
+    for error, message, layer, types in (
+        (TypeError, "in_type: got int", DilationSelfAttention, (3, fields)),
+        (ValueError, "in_type: got .* needed the same fields", DilationSelfAttention, (four, fields)),
+        (ValueError, "out_type: got .* needed the same fields", DilationSelfAttention, (fields, four)),
+        (ValueError, "out_type: its gspace is D4", DilationSelfAttention, (fields, regular(PLANE["D4"](), 6))),
+        (ValueError, "in_type: its gspace .* has no base space", DilationSelfAttention, (point, point)),
+        (NotImplementedError, r"gspace: the .* SO\(2\) is continuous", DilationSelfAttention, (circle, circle)),
+        (ValueError, "in_type: .* needs trivial", DilationLiftingSelfAttention, (fields, fields)),
+        (TypeError, "module: got Tensor", PerScale, (torch.zeros(1),)),
+        (ValueError, "in_type: ScalePooling acts on every channel", ScalePooling, (THREE.repeat(vectors),)),
+    ):
+        with pytest.raises(error, match=message):
+            layer(*types, scales=THREE)
 
 
 def test_the_interval_is_two_scales_where_there_are():
