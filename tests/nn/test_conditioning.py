@@ -98,32 +98,29 @@ def test_at_first_it_is_the_norm_and_the_gate_is_closed():
     assert not ConditionedGate(fields, N).double()(x, condition).tensor.any()
 
 
-@pytest.mark.parametrize("scope", ["position", "sample"])
+@pytest.mark.parametrize("scope", ["position", "sample", "gate"])
 @pytest.mark.parametrize("at_positions", [False, True])
 def test_by_the_formula(scope, at_positions):
-    """Numbers and gradients, by loops over fields."""
+    """Numbers and gradients, of the norm without parameters."""
     fields = FieldType(C4, [C4.regular_repr, C4.irrep(1), C4.trivial_repr, C4.quotient_repr(2)])
-    module, x = redrawn(ConditionedFieldNorm(fields, N, scope, kind="rms", eps=0.1)), torch.randn(2, 9, 3, 3).double()
+    options, x = {"scope": scope, "kind": "layer", "eps": 0.1}, torch.randn(2, 9, 3, 3).double()
+    module = redrawn(ConditionedGate(fields, N) if scope == "gate" else ConditionedFieldNorm(fields, N, **options))
     condition = torch.randn(2, N, *([3, 3] if at_positions else [])).double()
-    weight, bias = module.plain.modulation.linear.weight, module.plain.modulation.linear.bias
-    tensors = [x.requires_grad_(), condition.requires_grad_(), weight, bias]
+    linear = getattr(module.plain, "modulation", module.plain).linear
+    tensors = [x.requires_grad_(), condition.requires_grad_(), linear.weight, linear.bias]
     full = condition if at_positions else condition[..., None, None].expand(2, N, 3, 3)
-    numbers = torch.einsum("ri,bihw->brhw", weight, full) + bias.view(1, -1, 1, 1)
-    expected, start = [], 0
-    over = (1,) if scope == "position" else (1, 2, 3)
-    normed = x / (x.square().mean(over, keepdim=True) + 0.1).sqrt()
-    shifts = iter(range(4, 7))
-    for f, representation in enumerate(fields.representations):
-        part = normed[:, start : start + representation.size]
-        shift = 0 if representation == C4.irrep(1) else numbers[:, [next(shifts)]]
-        expected.append((1 + numbers[:, [f]]) * part + shift)
-        start += representation.size
-    expected = torch.cat(expected, 1)
+    numbers = torch.einsum("ri,bihw->brhw", linear.weight, full) + linear.bias.view(1, -1, 1, 1)
+    scale = numbers[:, [0, 0, 0, 0, 1, 1, 2, 3, 3]]
+    if scope == "gate":
+        expected = scale * x
+    else:
+        normed = FieldLayerNorm(fields, **options, affine=False).double()(fields(x)).tensor
+        shift = torch.cat([numbers, 0 * x[:, :1]], 1)[:, [4, 4, 4, 4, 7, 7, 5, 6, 6]]  # of the invariants alone
+        expected = (1 + scale) * normed + shift
     y = module(fields(x), condition).tensor
     torch.testing.assert_close(y, expected, **TIGHT)
-    torch.testing.assert_close(
-        torch.autograd.grad(y.sin().sum(), tensors), torch.autograd.grad(expected.sin().sum(), tensors), **TIGHT
-    )
+    gradients = (torch.autograd.grad(z.sin().sum(), tensors) for z in (y, expected))
+    torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-11)
 
 
 BATCH = torch.tensor([0, 0, 1, 1, 1, 2])
@@ -272,35 +269,18 @@ def test_at_first_a_block_is_its_shortcut(same):
 
 @pytest.mark.parametrize("at_positions", [False, True])
 def test_a_block_is_the_formula(at_positions):
-    """With gates and norms written out, and gradients."""
+    """Of its layers, and gradients."""
     fields = spaces.regular(C4, 2)
     block, x = drawn(block_on(fields, layer_scale=0.5)), spaces.random_field(fields, 3, 3)
     condition = torch.randn(2, N, *((3, 3) if at_positions else ())).double()
     x.tensor.requires_grad_()
-
-    def numbers(part):
-        linear = getattr(part.plain, "modulation", part.plain).linear
-        full = condition if at_positions else condition[..., None, None]
-        return torch.einsum("ri,bihw->brhw", linear.weight, full) + linear.bias[:, None, None]
-
-    def each(values):
-        """Of every field, for its poses."""
-        return values.repeat_interleave(4, 1)
-
-    def normed(part, y):
-        centred = y - y.mean(1, keepdim=True)
-        shape, all_numbers = (centred.square().mean(1, keepdim=True) + 1e-5).sqrt(), numbers(part)
-        return fields((1 + each(all_numbers[:, :2])) * centred / shape + each(all_numbers[:, 2:]))
-
-    attended = block.after(block.attention(normed(block.before, x.tensor))).tensor
-    y = x.tensor + each(numbers(block.attention_gate)) * attended
-    branch = block.feed_forward(normed(block.feed_forward_norm, y)).tensor
-    expected = y + each(numbers(block.feed_forward_gate)) * branch
     given = GeometricTensor(condition, spaces.scalars(C4, N)) if at_positions else condition
-    found = block(x, condition=given).tensor
-    torch.testing.assert_close(found, expected, **TIGHT)
+    y = x + block.attention_gate(block.after(block.attention(block.before(x, given))), given)
+    expected = y + block.feed_forward_gate(block.feed_forward(block.feed_forward_norm(y, given)), given)
+    found = block(x, condition=given)
+    torch.testing.assert_close(found.tensor, expected.tensor, **TIGHT)
     wanted = [x.tensor, *block.parameters()]
-    gradients = [torch.autograd.grad(z.sin().sum(), wanted) for z in (found, expected)]
+    gradients = [torch.autograd.grad(z.tensor.sin().sum(), wanted) for z in (found, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
 
 
@@ -435,21 +415,19 @@ def test_blocks_that_can_have_no_condition(options, match):
 
 
 def test_conditions_that_are_missing_or_too_many():
-    fields = spaces.regular(C4, 2)
+    fields, c = spaces.regular(C4, 2), torch.randn(2, N)
     x, points = fields(torch.randn(2, 8, 3, 3)), GeometricTensor(torch.randn(6, 8), fields, torch.randn(6, 2))
-    c = torch.randn(2, N)
-    with pytest.raises(ValueError, match="condition: TransformerBlock got None"):
-        block_on(fields)(x)
-    with pytest.raises(ValueError, match=r"condition: TransformerBlock .*has none"):
-        block_on(fields, condition=None)(x, condition=c)
-    with pytest.raises(ValueError, match="condition: PointTransformerBlock got None"):
-        PointTransformerBlock(fields, fields, condition=N)(points)
-    with pytest.raises(ValueError, match=r"condition: PointTransformerBlock .*has none"):
-        PointTransformerBlock(fields, fields)(points, condition=c)
-    with pytest.raises(ValueError, match="condition: got None"):
-        PointTransformerBlock(fields, fields, condition=N).export()(points.tensor, points.coords)
-    with pytest.raises(ValueError, match=r"condition: got shape \(2, 4\)"):
-        block_on(fields)(x, condition=torch.randn(2, 4))
+    with_one, without = (PointTransformerBlock(fields, fields, condition=n) for n in (N, None))
+    for match, call in (
+        ("condition: TransformerBlock got None", lambda: block_on(fields)(x)),
+        (r"condition: got shape \(2, 4\)", lambda: block_on(fields)(x, condition=torch.randn(2, 4))),
+        ("condition: TransformerBlock .*has none", lambda: block_on(fields, condition=None)(x, condition=c)),
+        ("condition: PointTransformerBlock got None", lambda: with_one(points)),
+        ("condition: PointTransformerBlock .*has none", lambda: without(points, condition=c)),
+        ("condition: got None", lambda: with_one.export()(points.tensor, points.coords)),
+    ):
+        with pytest.raises(ValueError, match=match):
+            call()
 
 
 def test_networks_without_a_condition_refuse_blocks_with_one():
