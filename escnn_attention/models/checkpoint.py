@@ -31,7 +31,8 @@ class Checkpoint:
     def __init__(self, tensors: Mapping[str, Any]):
         if not isinstance(tensors, Mapping):
             raise TypeError(f"tensors: got {type(tensors).__name__}, needed a dictionary of tensors by name")
-        given = {str(name): value for name, value in tensors.items()}
+        # Without empty tensors, such as those of a head without outputs.
+        given = {str(name): t for name, t in tensors.items() if not isinstance(t, Tensor) or t.numel()}
         self.prefix = _FOLDER if any(name.startswith(_FOLDER) for name in given) else ""
         given = {name: value for name, value in given.items() if name.startswith(self.prefix)}
         for wrapper in _WRAPPERS:

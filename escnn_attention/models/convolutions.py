@@ -139,7 +139,6 @@ def attended(
     Returns:
         the modules by name: ``"convolution"``, and ``"attention"`` in front of it where it attends to its input.
     """
-    check_attention(attention)
     modules: OrderedDict[str, EquivariantModule] = OrderedDict()
     options: dict[str, Any] = {
         "channel": attention in ("full", "channel"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
@@ -115,11 +115,4 @@ def from_published(
     """
     load = _KINDS[check_option("kind", kind, tuple(_KINDS))]
     check_options(f"kind {kind!r}", options, option_names(load))
-    return load(Checkpoint(_not_empty(state_dict)), **options)
-
-
-def _not_empty(state_dict: Any) -> Any:
-    """The state dict without empty tensors, such as those of a head without outputs."""
-    if not isinstance(state_dict, Mapping):
-        return state_dict
-    return {name: t for name, t in state_dict.items() if not (isinstance(t, Tensor) and t.numel() == 0)}
+    return load(Checkpoint(state_dict), **options)

@@ -369,24 +369,17 @@ def changed(tensors, **options):
     return tensors
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", MNIST)
-def test_a_tensor_that_is_missing_is_named(kind):
-    tensors = rotated_mnist(kind)
-    for name in tensors:
-        if name.split(".")[0] in ("c1", "c2", "c4", "c7", "bn5") and not name.endswith("num_batches_tracked"):
-            with pytest.raises(ValueError, match=rf"^{name}: missing"):
-                loaded({k: v for k, v in tensors.items() if k != name})
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", MNIST)
-def test_a_tensor_of_another_shape_is_named(kind):
+def test_a_tensor_that_is_missing_or_of_another_shape_is_named(kind):
     tensors = rotated_mnist(kind)
     for name, tensor in tensors.items():
-        if name.split(".")[0] in ("c2", "c5", "bn3") and not name.endswith("num_batches_tracked"):
-            with pytest.raises(ValueError, match=rf"^{name}: .*shape \({len(tensor) + 1},"):
-                loaded(tensors | {name: torch.cat([tensor, tensor[:1]])})
+        if name.split(".")[0] in ("c1", "c2", "c4", "c7", "bn3") and not name.endswith("num_batches_tracked"):
+            with pytest.raises(ValueError, match=rf"^{name}: missing"):
+                loaded({k: v for k, v in tensors.items() if k != name})
+            if name.split(".")[0] in ("c2", "c4", "bn3"):
+                with pytest.raises(ValueError, match=rf"^{name}: .*shape \({len(tensor) + 1},"):
+                    loaded(tensors | {name: torch.cat([tensor, tensor[:1]])})
 
 
 @pytest.mark.parametrize(
