@@ -45,11 +45,16 @@ def test_a_network_without_symmetry_is_found_out():
     assert equivariance_report(module, (2, 1, 5, 5)).relative_error > 1e-2
 
 
-def test_fields_without_poses_are_refused():
+def test_other_fields_are_refused():
     gspace = gspaces.rot2dOnR2(4)
     vectors = FieldType(gspace, [gspace.irrep(1)])
     with pytest.raises(ValueError, match=r"stages: .*regular .*got also irrep_1"):
         EquivariantClassifier({"map": PoseLinear(spaces.regular(gspace, 1), vectors)}, 2)
+    with pytest.raises(ValueError, match=r"in_type: .*regular .*got also irrep_1"):
+        PoseMean(vectors)
+    for stage in (PoseMean, PositionSum):
+        with pytest.raises(TypeError, match="in_type: got int"):
+            stage(4)
 
 
 def test_other_inputs_are_refused():
@@ -85,14 +90,6 @@ def test_makes_a_mean_of_the_maximum_over_the_poses():
     torch.testing.assert_close(logits, x.tensor.unflatten(1, (3, 4)).mean((2, 3, 4)))
 
 
-def test_other_fields_are_refused():
-    gspace = gspaces.rot2dOnR2(4)
-    with pytest.raises(ValueError, match=r"in_type: .*regular .*got also irrep_1"):
-        PoseMean(FieldType(gspace, [gspace.irrep(1)]))
-    with pytest.raises(TypeError, match="in_type: got int"):
-        PoseMean(4)
-
-
 def test_is_the_sum_over_the_positions():
     fields = spaces.regular(gspaces.flipRot2dOnR2(4), 2)
     module, x = PositionSum(fields), spaces.random_field(fields, 3, 5)
@@ -109,8 +106,3 @@ def test_makes_a_maximum_of_sums():
     x = spaces.random_field(fields, 5, 5)
     logits = EquivariantClassifier({"sum": PositionSum(fields)}, None)(x)
     torch.testing.assert_close(logits, x.tensor.unflatten(1, (3, 4)).sum((3, 4)).amax(2))
-
-
-def test_bad_types():
-    with pytest.raises(TypeError, match="in_type: got int"):
-        PositionSum(4)

@@ -1,14 +1,13 @@
 """Group convolutions with attention, and blocks of them."""
 
 import math
-from collections import OrderedDict
 
 import pytest
 import torch
 import torch.nn.functional as F
 from escnn import gspaces
 from escnn.group import cyclic_group
-from escnn.nn import FieldType, IdentityModule, InnerBatchNorm, ReLU
+from escnn.nn import FieldType, IdentityModule, InnerBatchNorm
 
 from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, PoseAttention, equivariance_report
 from escnn_attention.models import (
@@ -22,17 +21,7 @@ from escnn_attention.models import (
     ResidualBlock,
     ResNet44,
 )
-from escnn_attention.models.convolutions import (
-    BatchNorm,
-    attended,
-    check_attention,
-    draw_as_published,
-    drop,
-    image_type,
-    norm_and_relu,
-    sequence,
-    width_for,
-)
+from escnn_attention.models.convolutions import BatchNorm, attended, draw_as_published, image_type, sequence, width_for
 from tests import spaces
 from tests.models.networks import broken, settled
 
@@ -68,14 +57,6 @@ def test_attended(attention, in_front, channel, spatial):
             assert (module.kernel_size, module.plain.dilation) == (3, 2)
     if spatial:
         assert (convolution.attention_size, convolution.plain.geometry.attention_dilation) == (3, 2)
-
-
-def test_an_unknown_attention_is_refused():
-    check_attention(None)
-    with pytest.raises(ValueError, match="attention: got 'all'"):
-        check_attention("all")
-    with pytest.raises(ValueError, match="attention: got 'all'"):
-        attended(FIELDS, FIELDS, 3, "all")
 
 
 @pytest.mark.sampled(1, of="compiled graphs")
@@ -118,29 +99,6 @@ def test_batch_norm_is_that_of_escnn():
         assert ours(fields(x.tensor[:0])).tensor.shape == (0, fields.size, 4, 4)
 
 
-def test_norm_and_relu():
-    module = sequence(norm_and_relu(FIELDS))
-    x = spaces.random_field(FIELDS, 5, 5, batch=3, dtype=torch.float32)
-    f = x.tensor.unflatten(1, (4, 4))
-    mean = f.mean((0, 2, 3, 4), keepdim=True)
-    variance = f.var((0, 2, 3, 4), unbiased=False, keepdim=True)
-    expected = ((f - mean) / (variance + 2e-5).sqrt()).relu().flatten(1, 2)
-    torch.testing.assert_close(module(x).tensor, expected)
-
-
-def test_sequence_numbers_names_that_come_again():
-    parts = [OrderedDict(relu=ReLU(FIELDS)) for _ in range(3)]
-    module = sequence(parts[0], {}, {"other": ReLU(FIELDS)}, *parts[1:])
-    assert [name for name, _ in module.named_children()] == ["relu", "other", "relu_2", "relu_3"]
-
-
-def test_drop():
-    assert drop(FIELDS, 0.0) == {}
-    assert drop(FIELDS, 0.25)["dropout"].p == 0.25
-    with pytest.raises(ValueError, match=r"input_dropout: got -0\.1"):
-        drop(FIELDS, -0.1, "input_dropout")
-
-
 def test_image_type():
     assert image_type(P4, 3) == spaces.scalars(P4, 3)
     with pytest.raises(ValueError, match="in_channels: got 0"):
@@ -161,13 +119,8 @@ def test_networks_name_a_wrong_gspace(make):
             make(gspace, 3, 10)
 
 
-def test_width_for():
-    assert width_for(P4, None, 20) == 10
-    assert width_for(gspaces.flipRot2dOnR2(4), None, 26) == 9
-    assert width_for(P4, 7, 20) == 7
+def test_no_default_width_is_0():
     assert width_for(gspaces.octaOnR3(), None, 2) == 1
-    with pytest.raises(ValueError, match="width: got 0"):
-        width_for(P4, 0, 20)
 
 
 def test_the_gain_scales_kernels_and_not_the_layers_of_channel_attention():

@@ -44,29 +44,6 @@ def test_parameters_are_those_of_table_1(width, attention, published, paper):
     assert abs(number / 1e3 - float(paper[:-1])) < 0.0051  # the paper rounds 50.415 up
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("order", [1, 2, 4, 8])
-@pytest.mark.parametrize("attention", KINDS)
-def test_parameters_of_any_group(order, attention):
-    """Counted by hand: the groups that keep the square have every kernel."""
-    gspace = {1: gspaces.trivialOnR2(), 2: gspaces.flip2dOnR2(), 4: P4, 8: gspaces.flipRot2dOnR2(4)}[order]
-    w, hidden, classes = 6, 3, 5
-    pairs = [(1, w, 9, 1), *5 * [(w, w, 9, order)], (w, classes, 16, order)]  # fields in and out, places, poses
-    expected = 6 * 2 * w
-    for i, (ins, outs, places, poses) in enumerate(pairs):
-        middle = 1 if i == 0 else hidden
-        expected += ins * outs * places * poses
-        if attention in ("full", "channel"):
-            expected += 2 * outs * ins * middle * poses
-        if attention in ("full", "spatial"):
-            expected += outs * 2 * 49 * poses
-        if attention == "features":
-            expected += 2 * ins * middle * poses + 2 * 49 * poses
-        if attention == "poses":
-            expected += ins * poses
-    assert count(GroupCNN(gspace, 1, classes, width=w, attention=attention)) == expected
-
-
 def test_the_default_width_keeps_the_number_of_parameters():
     widths = {}
     for name in ("trivial", "flip", "C4", "C8", "D4", "D6"):

@@ -15,22 +15,10 @@ from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models import PointTransformer
 from tests import spaces
+from tests.nn.points import SPACES, mixed
 
-SPACES = {
-    "trivial": gspaces.trivialOnR2,
-    "C3": lambda: gspaces.rot2dOnR2(3),
-    "D4": lambda: gspaces.flipRot2dOnR2(4),
-    "flip about an odd axis": lambda: gspaces.flip2dOnR2(axis=0.3),
-    "D2 on R3": lambda: gspaces.dihedralOnR3(2),
-    "inversion": gspaces.invOnR3,
-    "C5 on R3": lambda: gspaces.rot2dOnR3(5),
-}
 SMALL = {"fields": 2, "num_blocks": 2, "num_heads": 2}
 BATCH = torch.tensor([0, 0, 0, 2, 2, 1, 1, 1, 1])
-
-
-def mixed(space) -> FieldType:
-    return FieldType(space, [space.basespace_action, space.trivial_repr, space.regular_repr])
 
 
 def cloud(in_type: FieldType, number: int = len(BATCH), seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -214,7 +202,7 @@ def test_even_in_some_fields(even_in):
     """To the last bit, of the mean of both signs, and in the common sign only."""
     space = gspaces.flipRot2dOnR2(4)
     network = PointTransformer(space, mixed(space), "vector", even_in=even_in, pool=None, **SMALL).double()
-    signs = torch.tensor([-1.0 if 0 in even_in else 1.0] * 2 + [-1.0] + [1.0] * 8, dtype=torch.float64)
+    signs = torch.tensor([-1.0 if 0 in even_in else 1.0] * 8 + [-1.0] + [1.0] * 2, dtype=torch.float64)
     x, coords = cloud(network.in_type)
     y = network(x, coords, batch=BATCH)
     assert torch.equal(network(x * signs, coords, batch=BATCH), y)

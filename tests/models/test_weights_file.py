@@ -3,9 +3,6 @@ import os
 
 import pytest
 import torch
-
-pytest.importorskip("safetensors")
-
 from escnn import gspaces
 from safetensors.torch import load_file, save_file
 
