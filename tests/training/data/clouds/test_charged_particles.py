@@ -5,7 +5,6 @@ from scipy.integrate import solve_ivp
 
 from escnn_attention.training import ChargedParticles
 from escnn_attention.training.data.base import Draw
-from escnn_attention.training.data.clouds.base import move_trajectories, random_rotations
 from escnn_attention.training.data.clouds.charged_particles import (
     STEPS_OF_A_FRAME,
     TIME_STEP,
@@ -14,7 +13,6 @@ from escnn_attention.training.data.clouds.charged_particles import (
     random_systems,
     simulate,
 )
-from escnn_attention.training.errors import UserError
 
 
 def systems(count=3, seed=0, **options):
@@ -129,24 +127,6 @@ def test_batches():
     assert abs(found[:, 0] - first[:, :, 0]).max() > 0.1
 
 
-def test_moved_systems_are_those_of_moved_starts():
-    data = ChargedParticles(num_train=5, num_valid=1, num_test=1, batch_size=5, start_frame=0, end_frame=3, seed=2)
-    data.setup("fit")
-    (batch,) = data.train_dataloader()
-    generator = np.random.default_rng(0)
-    turns, moves = random_rotations(5, 3, True, generator), generator.standard_normal((5, 3))
-    moved = move_trajectories(batch, torch.from_numpy(turns), torch.from_numpy(moves))
-    (q, v), (expected, _) = moved.point_targets.double().unflatten(0, (5, 5)).permute(2, 3, 0, 1, 4).numpy()
-    charges = batch.features.double().numpy().reshape(5, 5)
-    later, _ = simulate(Systems(charges, q, v), [300])
-    np.testing.assert_allclose(expected, later[:, 0], atol=2e-3)
-    assert torch.equal(moved.features, batch.features)
-    # The control: velocities that stay as they were.
-    still = batch.point_targets[:, 0, 1].double().numpy().reshape(5, 5, 3)
-    later, _ = simulate(Systems(charges, q, still), [300])
-    assert abs(expected - later[:, 0]).max() > 0.05
-
-
 def with_and_without(changes, **options):
     """Forty systems that are trained on, with what changes them and without."""
     options |= {"num_train": 40, "num_valid": 2, "num_test": 2, "batch_size": 40, "eval_batch_size": 2}
@@ -202,18 +182,3 @@ def test_reversed_systems_go_back_to_where_they_came_from():
         assert 8 < some.sum() < 32
     (valid,), (expected,) = data.val_dataloader(), plain.val_dataloader()
     assert torch.equal(valid.point_targets, expected.point_targets)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"conjugate_train": 2}, "conjugate_train must be one of False, True, got 2"),
-        ({"reverse_train": "no"}, "reverse_train must be one of False, True, got 'no'"),
-        ({"start_frame": 2.5}, "start_frame must be an integer, got 2.5"),
-        ({"start_frame": -1}, "start_frame must be at least 0, got -1"),
-        ({"start_frame": 40}, "end_frame must be after start_frame, got 40 for 40"),
-    ],
-)
-def test_errors(options, message):
-    with pytest.raises(UserError, match=message):
-        ChargedParticles(**options)

@@ -4,7 +4,6 @@ import torch
 
 from escnn_attention.training import Constellations
 from escnn_attention.training.data.clouds.constellations import NUM_POINTS, PATTERNS, make_constellations
-from escnn_attention.training.errors import UserError
 
 SIZES = [len(corners) for corners in PATTERNS.values()]
 
@@ -137,8 +136,3 @@ def test_options_change_the_clouds():
     for options in ({"published": True}, {"seed": 1}, {"features": "constant"}):
         other = coords(**options)
         assert other.shape != plain.shape or not torch.equal(other, plain)
-
-
-def test_errors():
-    with pytest.raises(UserError, match=r"features .*one of 'presence'"):
-        Constellations(features="none")

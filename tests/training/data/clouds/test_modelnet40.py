@@ -1,6 +1,7 @@
 import io
 import zipfile
 
+import h5py
 import numpy as np
 import pytest
 
@@ -8,8 +9,6 @@ from escnn_attention.training import ModelNet40
 from escnn_attention.training.data.clouds import modelnet40
 from escnn_attention.training.data.clouds.modelnet40 import CATEGORIES
 from escnn_attention.training.errors import UserError
-
-h5py = pytest.importorskip("h5py")
 
 
 @pytest.fixture
@@ -111,16 +110,3 @@ def test_damaged_files(tmp_path, files):
     (tmp_path / modelnet40.ARCHIVE).write_bytes(archive(files))
     with pytest.raises(UserError, match=r"cannot read .*ply_data_test1\.h5"):
         ModelNet40(tmp_path, num_points=5).setup("test")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_points": 2049}, "num_points must be at most 2048, got 2049"),
-        ({"num_points": 1}, "num_points must be at least 2, got 1"),
-        ({"limit_train": 0}, "limit_train must be at least 1, got 0"),
-    ],
-)
-def test_arguments(options, message):
-    with pytest.raises(UserError, match=message):
-        ModelNet40(**options)

@@ -15,7 +15,6 @@ from escnn_attention.training.data.clouds.springs import (
     random_systems,
     simulate,
 )
-from escnn_attention.training.errors import UserError
 
 TIMES = np.linspace(0, DURATION, NUM_FRAMES)
 
@@ -178,19 +177,3 @@ def test_moved_systems_are_those_of_moved_starts():
     np.testing.assert_allclose(moved.coords.reshape(5, 6, 2), later[:, 0, 0], atol=1e-5)
     # The control: the systems as they were.
     assert abs(batch.point_targets.unflatten(0, (5, 6)).permute(0, 2, 3, 1, 4).numpy() - later).max() > 0.1
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"frames": 1}, "frames must be at least 2, got 1"),
-        ({"test_frames": 1}, "test_frames must be at least 2, got 1"),
-        ({"test_frames": 501}, "test_frames must be at most 500, got 501"),
-        ({"solver": "Euler"}, "solver must be one of 'exact', 'rk4', got 'Euler'"),
-        ({"rotate_train": "z"}, 'rotate_train: got "z", but the clouds have 2 dimensions'),
-    ],
-)
-def test_errors(options, message):
-    with pytest.raises(UserError, match=message):
-        Springs(**options)

@@ -4,7 +4,6 @@ import itertools
 import math
 import os
 
-import lightning.pytorch as pl
 import numpy as np
 import pytest
 import requests
@@ -138,25 +137,14 @@ def loaded(folder, rank=0, world_size=1, **options):
     return module
 
 
-def joined(loader, epoch=0):
-    loader.sampler.set_epoch(epoch)
-    batches = list(loader)
-    return [images for images, _ in batches], [labels.tolist() for _, labels in batches]
-
-
-def flat(batches):
-    return list(itertools.chain(*batches))
-
-
 def test_limits(folder):
     with pytest.warns(UserWarning, match=r"limit_test: .*them are used") as warned:
         module = loaded(folder, batch_size=2, limit_train=5, limit_valid=3, limit_test=100, eval_batch_size=4)
     assert len(warned) == 1
-    train, valid, test = (
-        joined(loader)[1] for loader in (module.train_dataloader(), module.val_dataloader(), module.test_dataloader())
-    )
+    loaders = module.train_dataloader(), module.val_dataloader(), module.test_dataloader()
+    train, valid, test = ([labels.tolist() for _, labels in loader] for loader in loaders)
     assert [len(batch) for batch in train] == [2, 2]
-    assert set(flat(train)) < set(range(5))
+    assert set(itertools.chain(*train)) < set(range(5))
     assert valid == [[0, 1, 2]]
     assert test == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
 
@@ -220,59 +208,3 @@ def test_offline(tmp_path, module, monkeypatch):
     with pytest.raises(UserError, match=r"cannot download .*no route"):
         module(tmp_path).prepare_data()
     assert not list(tmp_path.glob("[!.]*"))
-
-
-class _Recorder(pl.LightningModule):
-    """Keeps the labels that it is given."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(28 * 28, 10)
-        self.seen = {"train": [], "valid": [], "test": []}
-
-    def training_step(self, batch, _):
-        images, labels = batch
-        self.seen["train"].append((self.current_epoch, *labels.tolist()))
-        return torch.nn.functional.cross_entropy(self.layer(images.flatten(1)), labels)
-
-    def validation_step(self, batch, _):
-        self.seen["valid"] += batch[1].tolist()
-
-    def test_step(self, batch, batch_index):
-        self.seen["test"] += batch[1].tolist()
-
-    def predict_step(self, batch, _):
-        return self.layer(batch[0].flatten(1))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-def trainer(epochs):
-    return pl.Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-    )
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_with_a_trainer(folder):
-    data = RotMNIST(folder, batch_size=6, seed=1)
-    model = _Recorder()
-    trainer(3).fit(model, datamodule=data)
-    assert len(model.seen["train"]) == 3 * 3
-    assert model.seen["valid"] == 3 * list(range(7))
-    orders = [[labels for t, *labels in model.seen["train"] if t == epoch] for epoch in range(3)]
-    assert orders[0] != orders[1] != orders[2] != orders[0]
-    assert orders[2] == joined(loaded(folder, batch_size=6, seed=1).train_dataloader(), 2)[1]
-
-    trainer(1).test(model, datamodule=data, verbose=False)
-    assert model.seen["test"] == list(range(9))
-    predictions = trainer(1).predict(model, datamodule=data)
-    assert [len(batch) for batch in predictions] == [6, 3]

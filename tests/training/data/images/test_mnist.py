@@ -78,10 +78,7 @@ def test_what_is_not_there_is_downloaded(tmp_path, arrays, server, monkeypatch):
     ("change", "message"),
     [
         ({"train_images": None}, "train_images"),
-        (
-            {"test_images": np.zeros((4, 32, 32), np.uint8)},
-            r"test_images must be uint8 \(N, 28, 28\), found",
-        ),
+        ({"test_images": np.zeros((4, 32, 32), np.uint8)}, r"test_images must be uint8 \(N, 28, 28\), found"),
         ({"train_images": np.zeros((10, 28, 28), np.float32)}, "train_images must be uint8"),
         ({"test_labels": np.zeros(5, np.uint8)}, r"test_labels must be integers \(4,\), found uint8 \(5,\)"),
         ({"test_labels": np.zeros(4)}, r"test_labels must be integers \(4,\), found float64"),
@@ -155,28 +152,22 @@ def archive(rotmnist_arrays):
     return content.getvalue()
 
 
-@pytest.fixture
-def serve(monkeypatch, archive, server):
-    """Puts ``content`` at the public address of the data."""
-    monkeypatch.setattr(mnist, "_NUM_TRAIN", 6)
-
-    def start(content=archive):
-        url, md5 = server.put("data.zip", content)
-        monkeypatch.setattr(mnist, "ROTATED", Published("mnist_rotation_new.zip", url, md5))
-
-    return start
-
-
 def check_rotated(arrays, folder=None):
-    data = RotMNIST(folder)
+    data = RotMNIST(folder, batch_size=6, eval_batch_size=10)
     data.prepare_data()
     data.setup()
-    for part, count in (("train", 6), ("test", 4)):
-        images, labels = data.source(part).take(slice(None))
-        assert images.shape == (count, 1, 28, 28)
-        # The files hold transposed images.
-        np.testing.assert_array_equal(images[:, 0].mT, arrays[f"{part}_images"])
+    # The files hold transposed images.
+    for loader, part in ((data.val_dataloader(), "valid"), (data.test_dataloader(), "test")):
+        ((images, labels),) = loader
+        upright = arrays[f"{part}_images"].transpose(0, 2, 1)[:, None] / 255
+        np.testing.assert_allclose(images, (upright - 0.1307) / 0.3081, atol=1e-5)
         np.testing.assert_array_equal(labels, arrays[f"{part}_labels"])
+        assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
+    ((_, labels),) = data.train_dataloader()
+    assert sorted(labels.tolist()) == sorted(arrays["train_labels"])
+    images, labels = data.source("train").take(slice(None))
+    np.testing.assert_array_equal(images[:, 0].mT, arrays["train_images"])
+    np.testing.assert_array_equal(labels, arrays["train_labels"])
 
 
 def test_rotated_in_a_local_folder(tmp_path, rotmnist_arrays, monkeypatch):
@@ -186,22 +177,13 @@ def test_rotated_in_a_local_folder(tmp_path, rotmnist_arrays, monkeypatch):
     check_rotated(rotmnist_arrays)
 
 
-def test_rotated_is_downloaded(tmp_path, rotmnist_arrays, serve, server):
-    serve()
+def test_rotated_is_downloaded(tmp_path, rotmnist_arrays, archive, server, monkeypatch):
+    monkeypatch.setattr(mnist, "_NUM_TRAIN", 6)
+    monkeypatch.setattr(mnist, "ROTATED", Published("mnist_rotation_new.zip", *server.put("data.zip", archive)))
     for _ in range(2):
         check_rotated(rotmnist_arrays, tmp_path)
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["rotmnist.npz"]
     assert len(server.requests) == 1
-
-
-def test_archive_of_rotated_with_other_content(tmp_path, serve):
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as members:
-        members.writestr("something.txt", "else")
-    serve(content.getvalue())
-    with pytest.raises(UserError, match=r"cannot read .*mnist_rotation_new\.zip"):
-        RotMNIST(tmp_path).prepare_data()
-    assert not (tmp_path / "rotmnist.npz").exists()
 
 
 def test_rotated_with_other_content(tmp_path, rotmnist_arrays):
@@ -218,27 +200,15 @@ def test_the_published_archive_of_rotated_in_the_folder(tmp_path, rotmnist_array
     assert server.requests == []
 
 
-def test_a_damaged_archive_of_rotated_in_the_folder(tmp_path, archive):
-    (tmp_path / "mnist_rotation_new.zip").write_bytes(archive[:-30])
-    with pytest.raises(UserError, match=r"cannot read .*mnist_rotation_new\.zip"):
-        RotMNIST(tmp_path).prepare_data()
-    assert [path.name for path in tmp_path.glob("[!.]*")] == ["mnist_rotation_new.zip"]
-
-
-def test_the_data_module_of_rotated(tmp_path, rotmnist_arrays, serve):
-    serve()
-    data = RotMNIST(tmp_path, batch_size=6, eval_batch_size=10)
-    data.prepare_data()
-    data.prepare_data()
-    data.setup()
-    for loader, part in ((data.val_dataloader(), "valid"), (data.test_dataloader(), "test")):
-        ((images, labels),) = loader
-        upright = rotmnist_arrays[f"{part}_images"].transpose(0, 2, 1)[:, None] / 255
-        np.testing.assert_allclose(images, (upright - 0.1307) / 0.3081, atol=1e-5)
-        np.testing.assert_array_equal(labels, rotmnist_arrays[f"{part}_labels"])
-        assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
-    ((images, labels),) = data.train_dataloader()
-    assert sorted(labels.tolist()) == sorted(rotmnist_arrays["train_labels"])
+def test_archives_of_rotated_with_other_content(tmp_path, archive):
+    other = io.BytesIO()
+    with zipfile.ZipFile(other, "w") as members:
+        members.writestr("something.txt", "else")
+    for content in (archive[:-30], other.getvalue()):
+        (tmp_path / "mnist_rotation_new.zip").write_bytes(content)
+        with pytest.raises(UserError, match=r"cannot read .*mnist_rotation_new\.zip"):
+            RotMNIST(tmp_path).prepare_data()
+        assert [path.name for path in tmp_path.glob("[!.]*")] == ["mnist_rotation_new.zip"]
 
 
 real = samples.needs("rotmnist.npz")

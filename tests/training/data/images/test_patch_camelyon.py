@@ -3,6 +3,7 @@ import hashlib
 import os
 import pickle
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -11,8 +12,6 @@ from escnn_attention.training import PatchCamelyon
 from escnn_attention.training.data.images import patch_camelyon
 from escnn_attention.training.data.images.patch_camelyon import ImagesInFile
 from escnn_attention.training.errors import UserError
-
-h5py = pytest.importorskip("h5py")
 
 COUNTS = {"train": 12, "valid": 5, "test": 4}
 MEAN = np.array((0.701, 0.538, 0.692))[:, None, None]
