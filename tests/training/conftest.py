@@ -98,34 +98,21 @@ def data(tmp_path_factory):
 @pytest.fixture
 def configuration(tmp_path, data):
     """A small GSA-Net on a small rotMNIST: a file to call with, and what may be changed in it."""
+    from tests.training.experiment.runs import of
+
+    quiet = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    sizes = {"channels": 2, "blocks": [1], "crops": [8], "pool": [True], "num_heads": 1, "kernel_size": 3}
+    network = of(
+        "escnn_attention.models.GSANet",
+        **{"gspace": of("escnn.gspaces.rot2dOnR2", N=4), "in_channels": 1, "num_classes": 10, **sizes},
+        **{"query": "own", "block": {"encoding": "mlp"}},
+    )
+    model = {"network": network, "optimizer": of("torch.optim.SGD", lr=0.05, momentum=0.9)}
     config = {
         "seed_everything": 3,
-        "trainer": {"max_epochs": 3, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False},
-        "model": {
-            "network": {
-                "class_path": "escnn_attention.models.GSANet",
-                "init_args": {
-                    "gspace": {"class_path": "escnn.gspaces.rot2dOnR2", "init_args": {"N": 4}},
-                    "in_channels": 1,
-                    "num_classes": 10,
-                    "channels": 2,
-                    "blocks": [1],
-                    "crops": [8],
-                    "pool": [True],
-                    "num_heads": 1,
-                    "kernel_size": 3,
-                    "query": "own",
-                    "block": {"encoding": "mlp"},
-                },
-            },
-            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.05, "momentum": 0.9}},
-            "schedule": "cosine",
-            "warm_up": 1,
-        },
-        "data": {
-            "class_path": "escnn_attention.training.RotMNIST",
-            "init_args": {"batch_size": 8, "folder": str(data)},
-        },
+        "trainer": {"max_epochs": 3, **quiet},
+        "model": {**model, "schedule": "cosine", "warm_up": 1},
+        "data": of("escnn_attention.training.RotMNIST", batch_size=8, folder=str(data)),
     }
 
     def write(**changes):

@@ -14,8 +14,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-pytest.importorskip("jsonargparse")
-
 import escnn_attention
 from escnn_attention.training import cli
 from escnn_attention.training.cli import app, stoppable

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from escnn_attention.training.experiment import run_experiment
 
@@ -17,6 +18,19 @@ SHORT |= {"data__init_args__limit_train": 8, "data__init_args__limit_valid": 4}
 # The parts of a checkpoint that Lightning needs.
 WHOLE = {"state_dict": {}, "epoch": 0, "optimizer_states": [], "lr_schedulers": [], "loops": {"fit_loop": {}}}
 WHOLE["pytorch-lightning_version"] = "2.6.0"
+
+
+def of(path: str, **arguments: Any) -> dict[str, Any]:
+    """What is made by a class or function of these arguments, as a configuration has it."""
+    return {"class_path": path, "init_args": arguments}
+
+
+def write_task(folder: Path, task: str, model: dict[str, Any], data: dict[str, Any]) -> Path:
+    """The configuration of a training of two epochs."""
+    trainer = {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    file = folder / "experiment.yaml"
+    file.write_text(yaml.safe_dump({"task": task, "trainer": trainer, "model": model, "data": data}), encoding="utf-8")
+    return file
 
 
 def call(command: str, file: Path, folder: str | Path, *more: Any) -> None:

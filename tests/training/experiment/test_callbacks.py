@@ -6,8 +6,10 @@ import shutil
 import lightning.pytorch as pl
 import pytest
 import torch
+from escnn import gspaces
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from escnn_attention.models import HybridNet
 from escnn_attention.training import Classifier, Constellations, Digits, PointClassifier
 from escnn_attention.training.errors import quiet_lightning
 from escnn_attention.training.experiment.callbacks import EpochHistory, ProgressLine, checkpoint_callbacks
@@ -52,9 +54,11 @@ class Pooled(torch.nn.Module):
 
 
 def images(workers, **options):
-    layers = torch.nn.Flatten(), torch.nn.Dropout(0.2), torch.nn.Linear(64, 10)
+    """Of a network with filters, which come and go, and with batch norms and dropout."""
+    sizes = {"widths": (1, 2), "convolutions": (1, 1), "attention": (0, 1), "num_heads": 1, "block": {"dropout": 0.1}}
+    network = HybridNet(gspaces.rot2dOnR2(2), 1, 10, **sizes)
     data = Digits(batch_size=8, limit_train=24, limit_valid=16, num_workers=workers, rotate_train=45.0)
-    return Classifier(torch.nn.Sequential(*layers), 10, **{"optimizer": sgd, **options}), data
+    return Classifier(network, 10, **{"optimizer": sgd, **options}), data
 
 
 def clouds(workers, **options):

@@ -6,8 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("jsonargparse")
-
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import AtomicCheckpointIO, read_checkpoint
 from tests.training.experiment.runs import SHORT, WHOLE, call

@@ -8,8 +8,6 @@ import pytest
 import torch
 import yaml
 
-pytest.importorskip("jsonargparse")
-
 from escnn_attention import models
 from escnn_attention.models import GSANet
 from escnn_attention.models.registry import description_of
@@ -19,7 +17,7 @@ from escnn_attention.training.experiment import run_experiment
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
 from escnn_attention.training.experiment.configuration import differences, network_facts
 from escnn_attention.training.modules.classifier import Classifier
-from tests.training.experiment.runs import ROOT, SHORT, call, rows, weights
+from tests.training.experiment.runs import ROOT, SHORT, call, of, rows, weights
 
 
 @pytest.mark.slow
@@ -48,10 +46,7 @@ def test_what_may_change(configuration, fitted, tmp_path, data):
     assert len(rows(folder)) == 2
     with pytest.raises(UserError, match=r"got 1, .*has finished 2"):
         call("fit", file, folder)
-    renamed = {
-        "class_path": "escnn_attention.training.data.images.mnist.RotMNIST",
-        "init_args": {"folder": str(data)},
-    }
+    renamed = of("escnn_attention.training.data.images.mnist.RotMNIST", folder=str(data))
     other = configuration(data=renamed, model__schedule="constant")  # the same class by its other name
     block = "--model.network.init_args.block"
     elsewhere = '{"encoding": "mlp", "backend": "reference"}'

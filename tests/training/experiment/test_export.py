@@ -29,8 +29,6 @@ from escnn_attention.training.experiment.export import export_network, size_of_d
 from tests.packages import NEEDS_LOOPS
 from tests.training.experiment.runs import SHORT, files
 
-pytest.importorskip("jsonargparse")
-
 
 def test_clouds_are_as_large_as_neighbourhoods():
     def spread(**attention):
@@ -55,10 +53,6 @@ def test_clouds_are_as_large_as_neighbourhoods():
 )
 def test_the_size_of_images(description, size):
     assert size_of_data(json.loads(json.dumps(description))) == size
-
-
-pytest.importorskip("jsonargparse")
-pytest.importorskip("onnxruntime")
 
 
 @pytest.fixture

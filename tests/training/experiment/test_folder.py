@@ -9,12 +9,10 @@ import sys
 import pytest
 import torch
 
-pytest.importorskip("jsonargparse")
-
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import command
 from escnn_attention.training.experiment.checkpoints import read_checkpoint
-from tests.training.experiment.runs import SHORT, call, files
+from tests.training.experiment.runs import SHORT, call, files, of
 
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.chmod", "shutil.rmtree"}
 EPOCHS = 3
@@ -22,10 +20,7 @@ DIGITS = {
     "trainer__max_epochs": EPOCHS,
     "trainer__num_sanity_val_steps": 0,
     "model__network__init_args__crops": [1],
-    "data": {
-        "class_path": "escnn_attention.training.Digits",
-        "init_args": {"batch_size": 8, "limit_train": 24, "limit_valid": 40, "eval_batch_size": 40},
-    },
+    "data": of("escnn_attention.training.Digits", batch_size=8, limit_train=24, limit_valid=40, eval_batch_size=40),
 }
 """Changes of the configuration of tests, for a training of a second."""
 

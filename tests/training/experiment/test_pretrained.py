@@ -4,9 +4,6 @@ import json
 
 import pytest
 import torch
-
-pytest.importorskip("jsonargparse")
-
 from typer.testing import CliRunner
 
 from escnn_attention import models

@@ -6,8 +6,6 @@ import subprocess
 
 import pytest
 
-pytest.importorskip("jsonargparse")
-
 import escnn_attention
 from escnn_attention.training.experiment import run_experiment
 from escnn_attention.training.experiment.result import _commit, versions

@@ -9,18 +9,16 @@ import pytest
 import torch
 import yaml
 
-pytest.importorskip("jsonargparse")
-
 from escnn_attention.models import list_models
 from escnn_attention.training import recipe
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import load_network, run_experiment
 from escnn_attention.training.experiment.trust import check_kept
-from tests.training.experiment.runs import ROOT, SHORT, files
+from tests.training.experiment.runs import ROOT, SHORT, files, of
 
 LIGHTNING = "lightning.pytorch"
-CALLS = {"class_path": f"{LIGHTNING}.callbacks.LambdaCallback", "init_args": {"on_test_start": "evil_module.run"}}
-WRITES = {"class_path": f"{LIGHTNING}.loggers.CSVLogger", "init_args": {"save_dir": "ELSEWHERE"}}
+CALLS = of(f"{LIGHTNING}.callbacks.LambdaCallback", on_test_start="evil_module.run")
+WRITES = of(f"{LIGHTNING}.loggers.CSVLogger", save_dir="ELSEWHERE")
 NET = "evil_module.Net"
 
 EVIL = """
@@ -30,10 +28,6 @@ class Net(torch.nn.Linear):
     def __init__(self): super().__init__(1, 1)
 def run(trainer, module): open({mark!r} + " called", "w")
 """
-
-
-def of(path, **arguments):
-    return {"class_path": path, "init_args": arguments}
 
 
 # Where in the configuration, and what stands there.

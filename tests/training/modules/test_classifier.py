@@ -10,6 +10,7 @@ from escnn_attention import CudaGraphs
 from escnn_attention.models import FieldUNet
 from escnn_attention.training import Classifier, PointClassifier, SegmentationModule, load_network
 from escnn_attention.training.experiment import run_experiment
+from tests.training.experiment.runs import call, of, write_task
 
 
 @pytest.mark.parametrize("make", [Classifier, PointClassifier])
@@ -43,25 +44,6 @@ def test_cuda_graphs_run_the_network_and_are_not_saved(monkeypatch):
 def test_cuda_graphs_is_checked():
     with pytest.raises(TypeError, match=r"cuda_graphs: .*True or False"):
         Classifier(torch.nn.Linear(4, 3), 3, cuda_graphs="yes")
-
-
-CONFIGURATION = """
-task: segmentation
-trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false, enable_model_summary: false}
-model:
-  network:
-    class_path: escnn_attention.models.FieldUNet
-    init_args:
-      gspace: {class_path: escnn.gspaces.rot2dOnR2, init_args: {N: 4}}
-      in_type: 1
-      out_type: 11
-      widths: [1, 1]
-      convolutions: 1
-      attention: [0, 0]
-data:
-  class_path: escnn_attention.training.DigitCanvas
-  init_args: {num_train: 8, num_valid: 4, num_test: 4, batch_size: 4}
-"""
 
 
 def module_of(logits):
@@ -104,9 +86,11 @@ def test_the_network_tells_the_number_of_classes():
 
 @pytest.mark.slow
 def test_training_and_testing_by_the_command(tmp_path):
-    (tmp_path / "small.yaml").write_text(CONFIGURATION)
+    network = {"gspace": of("escnn.gspaces.rot2dOnR2", N=4), "widths": [1, 1], "convolutions": 1, "attention": [0, 0]}
+    model = {"network": of("escnn_attention.models.FieldUNet", in_type=1, out_type=11, **network)}
+    data = of("escnn_attention.training.DigitCanvas", num_train=8, num_valid=4, num_test=4, batch_size=4)
     folder = tmp_path / "run"
-    run_experiment(["fit", "--config", str(tmp_path / "small.yaml"), "--folder", str(folder)])
+    call("fit", write_task(tmp_path, "segmentation", model, data), folder)
     run_experiment(["test", "--folder", str(folder)])
     assert 0 <= json.loads((folder / "test.json").read_text())["iou"] <= 1
     run_experiment(["predict", "--folder", str(folder)])

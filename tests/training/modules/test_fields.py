@@ -10,25 +10,7 @@ from escnn import gspaces
 from escnn_attention.models import FieldUNet
 from escnn_attention.training import FieldModule, load_network
 from escnn_attention.training.experiment import run_experiment
-
-CONFIGURATION = """
-task: fields
-trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false, enable_model_summary: false}
-model:
-  network:
-    class_path: escnn_attention.models.FieldUNet
-    init_args:
-      gspace: {class_path: escnn.gspaces.flipRot2dOnR2, init_args: {N: 4}}
-      in_type: {scalar: 1}
-      out_type: {vector: 1}
-      widths: [1, 1]
-      convolutions: 1
-      attention: [0, 0]
-      padding_mode: circular
-data:
-  class_path: escnn_attention.training.PoissonOnTorus
-  init_args: {size: 8, num_train: 8, num_valid: 4, num_test: 6, batch_size: 4, turn_train: all}
-"""
+from tests.training.experiment.runs import call, of, write_task
 
 
 class Given(torch.nn.Module):
@@ -73,9 +55,13 @@ def test_the_network_tells_the_fields():
 
 @pytest.mark.slow
 def test_training_and_testing_by_the_command(tmp_path):
-    (tmp_path / "small.yaml").write_text(CONFIGURATION)
+    network = {"gspace": of("escnn.gspaces.flipRot2dOnR2", N=4), "in_type": {"scalar": 1}, "out_type": {"vector": 1}}
+    network |= {"widths": [1, 1], "convolutions": 1, "attention": [0, 0], "padding_mode": "circular"}
+    sizes = {"size": 8, "num_train": 8, "num_valid": 4, "num_test": 6, "batch_size": 4}
+    data = of("escnn_attention.training.PoissonOnTorus", turn_train="all", **sizes)
     folder = tmp_path / "run"
-    run_experiment(["fit", "--config", str(tmp_path / "small.yaml"), "--folder", str(folder)])
+    model = {"network": of("escnn_attention.models.FieldUNet", **network)}
+    call("fit", write_task(tmp_path, "fields", model, data), folder)
     run_experiment(["test", "--folder", str(folder)])
     measured = json.loads((folder / "test.json").read_text())
     assert measured["error"] == measured["error_0"] > 0

@@ -24,70 +24,25 @@ from escnn_attention.training import (
 )
 from escnn_attention.training.data.clouds.springs import energy
 from escnn_attention.training.errors import UserError
-from tests.training.experiment.runs import call
+from tests.training.experiment.runs import call, of, write_task
 
-pytest.importorskip("jsonargparse")
-
-
-NETWORK = {
-    "class_path": "escnn_attention.models.PointTransformer",
-    "init_args": {
-        "gspace": {"class_path": "escnn.gspaces.rot2dOnR2", "init_args": {"N": 3}},
-        "in_type": 2,
-        "out_type": 1,
-        "fields": 2,
-        "num_blocks": 1,
-        "num_heads": 1,
-        "attention": {"normalization": "count"},
-        "encoding": {"class_path": "escnn_attention.PairKernel", "init_args": {"hidden": 4}},
-    },
-}
-SPRINGS = {
-    "class_path": "escnn_attention.training.Springs",
-    "init_args": {"num_train": 8, "num_valid": 4, "num_test": 6, "batch_size": 4, "frames": 3},
-}
-SPACE = {"class_path": "escnn.gspaces.rot2dOnR3", "init_args": {"n": 2}}
-CHARGED = {
-    "class_path": "escnn_attention.training.ChargedParticles",
-    "init_args": {"num_train": 8, "num_valid": 4, "num_test": 6, "batch_size": 4, "start_frame": 0, "end_frame": 1},
-}
-CONSTELLATIONS = {
-    "class_path": "escnn_attention.training.Constellations",
-    "init_args": {"num_train": 8, "num_valid": 4, "num_test": 6, "batch_size": 4},
-}
-
-
-def changed(network=NETWORK, **arguments):
-    return {**network, "init_args": {**network["init_args"], **arguments}}
-
-
+POINTS = "escnn_attention.models.PointTransformer"
+SMALL = {"fields": 2, "num_blocks": 1, "num_heads": 1, "attention": {"normalization": "count"}}
+SMALL |= {"encoding": of("escnn_attention.PairKernel", hidden=4)}
+PLANE, SPACE = of("escnn.gspaces.rot2dOnR2", N=3), of("escnn.gspaces.rot2dOnR3", n=2)
+SIZES = {"num_train": 8, "num_valid": 4, "num_test": 6, "batch_size": 4}
+SPRINGS = of("escnn_attention.training.Springs", **SIZES, frames=3)
+CHARGED = of("escnn_attention.training.ChargedParticles", **SIZES, start_frame=0, end_frame=1)
+CONSTELLATIONS = of("escnn_attention.training.Constellations", **SIZES)
+INVARIANT = of(POINTS, gspace=PLANE, in_type=2, out_type=1, **SMALL)
+DYNAMICS = of("escnn_attention.models.HamiltonianNetwork", potential=INVARIANT, integrator="leapfrog")
+FORECAST = of(POINTS, gspace=SPACE, in_type={"scalar": 1, "vector": 1}, out_type="vector", pool=None, **SMALL)
+CLASSES = of(POINTS, gspace=PLANE, in_type=1, out_type=12, **SMALL)
 TASKS = {
-    "point-regression": ({"network": NETWORK, "loss": "mse", "schedule": "cosine"}, SPRINGS),
-    "point-dynamics": (
-        {
-            "network": {
-                "class_path": "escnn_attention.models.HamiltonianNetwork",
-                "init_args": {"potential": NETWORK, "integrator": "leapfrog"},
-            }
-        },
-        SPRINGS,
-    ),
-    "point-forecast": (
-        {
-            "network": changed(
-                gspace=SPACE,
-                in_type={"scalar": 1, "vector": 1},
-                out_type="vector",
-                pool=None,
-                attention={"normalization": "count"},
-            )
-        },
-        CHARGED,
-    ),
-    "point-classification": (
-        {"network": changed(in_type=1, out_type=12), "num_classes": 3, "num_targets": 4},
-        CONSTELLATIONS,
-    ),
+    "point-regression": ({"network": INVARIANT, "loss": "mse", "schedule": "cosine"}, SPRINGS),
+    "point-dynamics": ({"network": DYNAMICS}, SPRINGS),
+    "point-forecast": ({"network": FORECAST}, CHARGED),
+    "point-classification": ({"network": CLASSES, "num_classes": 3, "num_targets": 4}, CONSTELLATIONS),
 }
 MEASURES = {
     "point-regression": {"error", "mae_target0", "loss"},
@@ -97,19 +52,11 @@ MEASURES = {
 }
 
 
-def configuration(folder, task):
-    model, data = TASKS[task]
-    trainer = {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
-    file = folder / "experiment.yaml"
-    file.write_text(yaml.safe_dump({"task": task, "trainer": trainer, "model": model, "data": data}), encoding="utf-8")
-    return file
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("task", list(TASKS))
 @pytest.mark.slow
 def test_fit_test_and_predict(task, tmp_path):
-    file, folder = configuration(tmp_path, task), tmp_path / "run"
+    file, folder = write_task(tmp_path, task, *TASKS[task]), tmp_path / "run"
     call("fit", file, folder)
     call("test", file, folder)
     result = json.loads((folder / "test.json").read_text(encoding="utf-8"))
@@ -156,7 +103,7 @@ def test_fit_test_and_predict(task, tmp_path):
 
 
 def test_a_task_decides_what_options_there_are(tmp_path):
-    file = configuration(tmp_path, "point-regression")
+    file = write_task(tmp_path, "point-regression", *TASKS["point-regression"])
     for task, message in (("point-dynamics", "loss"), ("sorting", "sorting")):
         with pytest.raises(UserError, match=message):
             call("fit", file, tmp_path / "run", "--task", task)
@@ -211,13 +158,8 @@ def test_regression_measures_in_units():
     tensor = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     found = measured(PointRegression(Given(tensor)), batch(torch.zeros(3, 2, 2)))
     assert found["test_mae_target0"] == found["test_error"] == pytest.approx(0.5)
-    assert PointRegression(Given(tensor)).describe(tensor[None])[0].keys() == {
-        "cloud",
-        "target0_00",
-        "target0_01",
-        "target0_10",
-        "target0_11",
-    }
+    entries = {f"target0_{entry}" for entry in ("00", "01", "10", "11")}
+    assert PointRegression(Given(tensor)).describe(tensor[None])[0].keys() == {"cloud"} | entries
 
 
 def test_classification_counts():
@@ -353,16 +295,9 @@ def test_a_forecast_turns_and_moves_with_its_input():
 def test_networks_get_the_features_of_pairs():
     """Two particles whose charges change their signs move alike if only the product is known, and not otherwise."""
     g = gspaces.rot2dOnR2(4)
-    network = PointTransformer(
-        g,
-        {"scalar": 2, "vector": 1},
-        "vector",
-        fields=2,
-        num_blocks=1,
-        num_heads=1,
-        pool=None,
-        attention={"edge_dim": 1},
-    )
+    sizes = {"fields": 2, "num_blocks": 1, "num_heads": 1}
+    edges = sizes | {"attention": {"edge_dim": 1}}
+    network = PointTransformer(g, {"scalar": 2, "vector": 1}, "vector", pool=None, **edges)
     module = PointForecast(network, step=1.0)
     frames = torch.randn(7, 2, 2, 2, generator=torch.Generator().manual_seed(1))
     clouds = batch(torch.zeros(3), frames)
@@ -375,13 +310,11 @@ def test_networks_get_the_features_of_pairs():
     assert (module(clouds._replace(edge_attr=-tables)) - found).abs().max() > 1e-3
     with pytest.raises(ValueError, match="edge_attr: got None"):
         module(clouds)
-    invariants = PointTransformer(g, 2, 1, fields=2, num_blocks=1, num_heads=1, attention={"edge_dim": 1})
+    invariants = PointTransformer(g, 2, 1, **edges)
     regression = PointRegression(invariants)
     expected = invariants(clouds.features, clouds.coords, batch=clouds.batch, edge_attr=tables)
     assert torch.equal(regression(clouds._replace(edge_attr=tables)), expected)
-    dynamics = PointDynamics(
-        HamiltonianNetwork(PointTransformer(g, 2, 1, fields=2, num_blocks=1, num_heads=1)), step=0.1
-    )
+    dynamics = PointDynamics(HamiltonianNetwork(PointTransformer(g, 2, 1, **sizes)), step=0.1)
     with pytest.raises(ValueError, match=r"edge_attr: .*of pairs"):
         dynamics(clouds._replace(edge_attr=tables))
 
