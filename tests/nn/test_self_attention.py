@@ -32,14 +32,14 @@ from tests.spaces import ALL, PLANE, grid_error, mixed, random_field, regular, s
 
 COMPILED = () if why_not_built(torch.float64) else ("native",)
 C4, D3, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(3), gspaces.flipRot2dOnR2(4)
+FIELDS = spaces.regular(C4, 2)
 
 
 some_encodings = pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute", "none"])
 
 
 def test_registers_of_a_pose_are_not_equivariant():
-    fields = spaces.regular(C4, 2)
-    layer, x = drawn(GroupSelfAttention(fields, fields, 1, 3, registers=1)), spaces.random_field(fields, 3, 3)
+    layer, x = drawn(GroupSelfAttention(FIELDS, FIELDS, 1, 3, registers=1)), spaces.random_field(FIELDS, 3, 3)
     assert grid_error(layer, x) < 1e-12
     layer.plain.quotient = layer.plain.quotient.clone()
     layer.plain.quotient[1, -1] = 0
@@ -48,9 +48,8 @@ def test_registers_of_a_pose_are_not_equivariant():
 
 def test_registers_hold_attention():
     """Where the key of a register is what all queries look for, its value is all that is left."""
-    fields = spaces.regular(C4, 2)
-    layer = GroupSelfAttention(fields, fields, 1, 3, encoding="none", registers=1, bias=False).double()
-    x = spaces.random_field(fields, 3, 3)
+    layer = GroupSelfAttention(FIELDS, FIELDS, 1, 3, encoding="none", registers=1, bias=False).double()
+    x = spaces.random_field(FIELDS, 3, 3)
     with torch.no_grad():
         assert layer.plain.to_heads(x.tensor.movedim(1, -1))[1].shape[3] == 5
         layer.plain.registers.values.fill_(2.0)
@@ -89,18 +88,17 @@ def test_masks_on_grids(encoding, query, keys, size):
 
 def test_a_mask_of_a_margin_is_a_smaller_grid():
     """Without what tells positions by the size of the grid: images of several sizes in one batch."""
-    fields = spaces.regular(C4, 2)
-    block = drawn(TransformerBlock(fields, fields, 1, 3, norm="pre", crop=0))
-    small = spaces.random_field(fields, 3, 4)
+    block = drawn(TransformerBlock(FIELDS, FIELDS, 1, 3, norm="pre", crop=0))
+    small = spaces.random_field(FIELDS, 3, 4)
     padded = torch.nn.functional.pad(small.tensor, (0, 2, 0, 3), value=7.0)
     mask = torch.zeros(2, 6, 6, dtype=torch.bool)
     mask[:, :3, :4] = True
-    y = block(fields(padded), mask).tensor
+    y = block(FIELDS(padded), mask).tensor
     torch.testing.assert_close(y[:, :, :3, :4], block(small).tensor)
     assert not y[:, :, 3:].any()
     torch.testing.assert_close(block.export()(padded, mask), y)
-    cropped = drawn(TransformerBlock(fields, fields, 1, 3, norm="pre", crop=1))
-    z = cropped(fields(padded), mask).tensor
+    cropped = drawn(TransformerBlock(FIELDS, FIELDS, 1, 3, norm="pre", crop=1))
+    z = cropped(FIELDS(padded), mask).tensor
     assert z.shape[2:] == (4, 4)
     assert not z[:, :, 2:].any()
     assert not z[:, :, :, 3:].any()
@@ -109,13 +107,12 @@ def test_a_mask_of_a_margin_is_a_smaller_grid():
 
 def test_global_attention_measures_by_the_whole_grid():
     """Offsets are in units of the grid, hidden positions included; margins on all sides would not change a window."""
-    fields = spaces.regular(C4, 2)
-    layer = drawn(GroupSelfAttention(fields, fields, 1, None))
-    small = spaces.random_field(fields, 3, 3)
+    layer = drawn(GroupSelfAttention(FIELDS, FIELDS, 1, None))
+    small = spaces.random_field(FIELDS, 3, 3)
     padded = torch.nn.functional.pad(small.tensor, (0, 2, 0, 2))
     mask = torch.zeros(2, 5, 5, dtype=torch.bool)
     mask[:, :3, :3] = True
-    y = layer(fields(padded), mask).tensor[:, :, :3, :3]
+    y = layer(FIELDS(padded), mask).tensor[:, :, :3, :3]
     assert (y - layer(small).tensor).abs().max() > 1e-3
     # On a grid of its own it has the same features with an encoding that is stretched as much.
     stretch = torch.tensor(2.0 / 4.0, dtype=torch.float64)
@@ -125,35 +122,32 @@ def test_global_attention_measures_by_the_whole_grid():
     torch.testing.assert_close(layer(small).tensor, y)
 
 
-FIELDS = spaces.regular(C4, 2)
+BOTH = pytest.mark.parametrize("layer", [partial(GroupSelfAttention, kernel_size=3), PointSelfAttention])
 
 
 def test_bad_masks():
-    layer, x = GroupSelfAttention(FIELDS, FIELDS, 1, 3), FIELDS(torch.randn(2, 8, 3, 3))
-    for error, message, mask in (
-        (TypeError, "mask: got torch.float32", torch.ones(2, 3, 3)),
-        (TypeError, "mask: got bool", True),
-        (ValueError, "mask: got shape", torch.ones(3, 3, dtype=torch.bool)),
+    layer, x, mask = GroupSelfAttention(FIELDS, FIELDS, 1, 3), FIELDS(torch.randn(2, 8, 3, 3)), torch.ones(2, 3, 3)
+    block = partial(TransformerBlock, FIELDS, FIELDS, 1, 3)
+    for error, message, module, given in (
+        (TypeError, "mask: got torch.float32", layer, mask),
+        (TypeError, "mask: got bool", layer, True),
+        (ValueError, "mask: got shape", layer, mask[0].bool()),
+        (ValueError, "mask: .*over positions", block(norm="gsa"), mask.bool()),
+        (ValueError, "mask: .*over positions", block(norm="pre", norm_kind="batch"), mask.bool()),
     ):
         with pytest.raises(error, match=message):
-            layer(x, mask)
+            module(x, given)
 
 
-def test_norms_over_positions_take_no_mask():
-    x, mask = FIELDS(torch.randn(2, 8, 3, 3)), torch.ones(2, 3, 3, dtype=torch.bool)
-    for options in ({"norm": "gsa"}, {"norm": "pre", "norm_kind": "batch"}):
-        with pytest.raises(ValueError, match=r"mask: .*over positions"):
-            TransformerBlock(FIELDS, FIELDS, 1, 3, **options)(x, mask)
-
-
-@pytest.mark.parametrize("layer", [partial(GroupSelfAttention, kernel_size=3), PointSelfAttention])
+@BOTH
 def test_bad_registers(layer):
-    with pytest.raises(ValueError, match=r"registers: .*no pose"):
-        layer(FIELDS, FIELDS, registers=1, keys="own")
-    with pytest.raises(ValueError, match="registers: got -1"):
-        layer(FIELDS, FIELDS, registers=-1)
-    with pytest.raises(TypeError, match="registers: got"):
-        layer(FIELDS, FIELDS, registers=1.5)
+    for error, message, options in (
+        (ValueError, "registers: .*no pose", {"registers": 1, "keys": "own"}),
+        (ValueError, "registers: got -1", {"registers": -1}),
+        (TypeError, "registers: got", {"registers": 1.5}),
+    ):
+        with pytest.raises(error, match=message):
+            layer(FIELDS, FIELDS, **options)
 
 
 SHARED = {"head_fields": 3, "query": "own", "keys": "own", "shared_scores": True}
@@ -191,8 +185,7 @@ def test_shared_scores_are_the_formula(encoding, size):
 
 @pytest.mark.parametrize("kind", [partial(GroupSelfAttention, kernel_size=3), PointSelfAttention])
 def test_scores_of_one_pose_for_all_are_not_equivariant(kind):
-    fields = spaces.regular(C4, 2)
-    layer = drawn(kind(fields, fields, 1, **SHARED))
+    layer = drawn(kind(FIELDS, FIELDS, 1, **SHARED))
     assert "shared_scores=True" in repr(layer)
     first, plain = torch.tensor([1.0, 0, 0, 0]).double().repeat_interleave(3), layer.plain.call
 
@@ -255,41 +248,36 @@ def test_shared_scores_between_points_are_the_formula(encoding, options):
             layer.plain.backend = "auto"
 
 
-def test_shared_scores_between_points_are_of_offsets():
-    fields = spaces.regular(C4, 2)
-    for message, options in (
-        ('needed "own" of both', {"keys": "all"}),
-        ("RotaryEncoding is evaluated per pose", {"encoding": "rotary"}),
-        ("AbsoluteEncoding is evaluated per pose", {"encoding": "absolute"}),
-        ("PairKernel is evaluated per pose", {"encoding": PairKernel()}),
-        (r"got True with Pair\(\), needed the offset", {"relation": Pair()}),
-    ):
-        with pytest.raises(ValueError, match=f"^shared_scores: .*{message}"):
-            PointSelfAttention(fields, fields, 1, **{**SHARED, **options})
-    with pytest.raises(TypeError, match=r"^shared_scores: .*no such option"):
-        PointAttentiveConv(fields, fields, 1, shared_scores=True)
-    with pytest.raises(ValueError, match=r"^shared_scores: .*attentive convolution"):
-        PointTransformerBlock(fields, fields, kernel_features=2, shared_scores=True)
-
-
-def test_shared_scores_take_masks_and_registers_not():
-    fields = spaces.regular(C4, 2)
-    layer, x = drawn(GroupSelfAttention(fields, fields, 1, 3, **SHARED)), spaces.random_field(fields, 4, 4)
-    mask = holes(4, 4)
-    y = layer(x, mask).tensor
-    hidden = ~mask.unsqueeze(1).expand_as(y)
-    assert torch.equal(layer(fields(torch.where(hidden, torch.nan, x.tensor)), mask).tensor, y)
-    for message, options in (
-        ('needed "own" of both', {"keys": "all"}),
-        ("RotaryEncoding is evaluated per pose", {"encoding": "rotary"}),
-        ("AbsoluteEncoding is evaluated per pose", {"encoding": "absolute"}),
-    ):
-        with pytest.raises(ValueError, match=message):
-            GroupSelfAttention(fields, fields, 1, 3, **{**SHARED, **options})
+@BOTH
+def test_shared_scores_that_there_are_not(layer):
     so2 = gspaces.rot2dOnR2(-1)
     vectors = FieldType(so2, [so2.irrep(1)])
-    with pytest.raises(ValueError, match="samples of a continuous group"):
-        GroupSelfAttention(vectors, vectors, 1, 3, samples=4, **SHARED)
+    for message, types, options in (
+        ('needed "own" of both', (FIELDS, FIELDS), {"keys": "all"}),
+        ("RotaryEncoding is evaluated per pose", (FIELDS, FIELDS), {"encoding": "rotary"}),
+        ("AbsoluteEncoding is evaluated per pose", (FIELDS, FIELDS), {"encoding": "absolute"}),
+        ("samples of a continuous group", (vectors, vectors), {"samples": 4}),
+    ):
+        with pytest.raises(ValueError, match=f"^shared_scores: .*{message}"):
+            layer(*types, **{**SHARED, **options})
+
+
+def test_shared_scores_between_points_are_of_offsets():
+    for error, message, layer, options in (
+        (ValueError, "PairKernel is evaluated per pose", PointSelfAttention, {**SHARED, "encoding": PairKernel()}),
+        (ValueError, r"got True with Pair\(\), needed the offset", PointSelfAttention, {**SHARED, "relation": Pair()}),
+        (TypeError, "no such option", PointAttentiveConv, {"shared_scores": True}),
+        (ValueError, "attentive convolution", PointTransformerBlock, {"kernel_features": 2, "shared_scores": True}),
+    ):
+        with pytest.raises(error, match=f"^shared_scores: .*{message}"):
+            layer(FIELDS, FIELDS, 1, **options)
+
+
+def test_shared_scores_take_masks():
+    layer, x = drawn(GroupSelfAttention(FIELDS, FIELDS, 1, 3, **SHARED)), spaces.random_field(FIELDS, 4, 4)
+    mask = holes(4, 4)
+    spoilt = x.tensor.masked_fill(~mask.unsqueeze(1), torch.nan)
+    assert torch.equal(layer(FIELDS(spoilt), mask).tensor, layer(x, mask).tensor)
 
 
 class TestEquivariance:
@@ -620,22 +608,18 @@ def test_cosets_are_functions_on_the_group(name, modes):
 
 
 def test_cosets_that_there_are_not():
-    fields = regular(C4, 2)
-    for options, message in (
-        ({"poses": 3}, "poses: got 3, needed the id of a subgroup"),
-        ({"poses": 2, "projection": "pointwise"}, "poses: got cosets with projection"),
-        ({"poses": 2, "encoding": "convolutional"}, "poses: got cosets with a ConvolutionalEncoding"),
-        ({"poses": 2, "encoding": "rotary"}, "poses: .* keeps no direction"),
+    odd, on_grid = FieldType(C4, [C4.irrep(1)]), partial(GroupSelfAttention, kernel_size=3, poses=2)
+    for message, layer, fields, options in (
+        ("poses: got 3, needed the id of a subgroup", on_grid, FIELDS, {"poses": 3}),
+        ("poses: got cosets with projection", on_grid, FIELDS, {"projection": "pointwise"}),
+        ("poses: got cosets with a ConvolutionalEncoding", on_grid, FIELDS, {"encoding": "convolutional"}),
+        ("poses: .* keeps no direction", on_grid, FIELDS, {"encoding": "rotary"}),
+        ("poses: .* equivariant map", on_grid, odd, {}),
+        ("poses: got cosets with a PairKernel", PointSelfAttention, FIELDS, {"encoding": PairKernel(), "poses": 2}),
+        ("poses: got 2 with Pair", PointSelfAttention, FIELDS, {"relation": Pair(), "poses": 2}),
     ):
         with pytest.raises(ValueError, match=message):
-            GroupSelfAttention(fields, fields, 1, 3, **options)
-    with pytest.raises(ValueError, match="poses: got cosets with a PairKernel"):
-        PointSelfAttention(fields, fields, 1, encoding=PairKernel(), poses=2)
-    with pytest.raises(ValueError, match="poses: got 2 with Pair"):
-        PointSelfAttention(fields, fields, 1, relation=Pair(), poses=2)
-    odd = FieldType(C4, [C4.irrep(1)])
-    with pytest.raises(ValueError, match=r"poses: .* equivariant map"):
-        GroupSelfAttention(odd, odd, 1, 3, poses=2)
+            layer(fields, fields, **options)
     quotient = FieldType(C4, 4 * [C4.quotient_repr(2)])
     layer = TransformerBlock(quotient, quotient, 2, 3, poses=2).attention
     assert layer.head_fields == 2
