@@ -21,6 +21,7 @@ from tests.layers import drawn, redrawn
 from tests.packages import in_onnx
 
 C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
+FIELDS = spaces.regular(C4, 2)
 N = 5
 TIGHT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -62,8 +63,7 @@ def scale_each_pose(module):
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_a_scale_for_each_pose_would_break_it(kind):
-    fields = spaces.regular(C4, 2)
-    module, x, condition = redrawn(MAKE[kind](fields)), spaces.random_field(fields, 4, 4), torch.randn(2, N).double()
+    module, x, condition = redrawn(MAKE[kind](FIELDS)), spaces.random_field(FIELDS, 4, 4), torch.randn(2, N).double()
     scale_each_pose(module)
     assert error(module, x, condition) > 1e-2
 
@@ -160,12 +160,11 @@ def test_as_many_clouds_as_points():
 
 @pytest.mark.parametrize("kind", ["norm", "gate"])
 def test_no_images_and_no_positions(kind):
-    fields = spaces.regular(C4, 2)
-    module, none = MAKE[kind](fields), torch.empty(0, N)
-    assert module(fields(torch.empty(0, 8, 3, 3)), none).shape == (0, 8, 3, 3)
+    module, none = MAKE[kind](FIELDS), torch.empty(0, N)
+    assert module(FIELDS(torch.empty(0, 8, 3, 3)), none).shape == (0, 8, 3, 3)
     assert module.export()(torch.empty(0, 8, 3, 3), none).shape == (0, 8, 3, 3)
     with pytest.raises(ValueError, match=r"input: .*no positions"):
-        module(fields(torch.empty(2, 8, 0, 5)), torch.empty(2, N))
+        module(FIELDS(torch.empty(2, 8, 0, 5)), torch.empty(2, N))
 
 
 def test_continuous_groups():
@@ -179,20 +178,18 @@ def test_continuous_groups():
 
 
 def test_bad_arguments():
-    fields = spaces.regular(C4, 2)
     with pytest.raises(TypeError, match=r"n: got 2\.0"):
-        ConditionedFieldNorm(fields, 2.0)
+        ConditionedFieldNorm(FIELDS, 2.0)
     with pytest.raises(ValueError, match="n: got 0"):
-        ConditionedGate(fields, 0)
+        ConditionedGate(FIELDS, 0)
     with pytest.raises(TypeError, match=r"in_type: .*FieldType"):
         ConditionedGate(C4, 3)
     with pytest.raises(ValueError, match="scope: got 'batch'"):
-        ConditionedFieldNorm(fields, N, "batch")
+        ConditionedFieldNorm(FIELDS, N, "batch")
 
 
 def test_bad_conditions():
-    fields = spaces.regular(C4, 2)
-    norm, x = ConditionedFieldNorm(fields, N), fields(torch.randn(2, 8, 3, 3))
+    norm, x = ConditionedFieldNorm(FIELDS, N), FIELDS(torch.randn(2, 8, 3, 3))
     for bad, error, match in (
         (None, TypeError, "condition: got NoneType, needed a tensor"),
         (torch.randn(2, N + 1), ValueError, r"condition: got shape \(2, 6\), needed \(2, 5\)"),
@@ -207,7 +204,7 @@ def test_bad_conditions():
     ):
         with pytest.raises(error, match=match):
             norm(x, bad)
-    points = GeometricTensor(torch.randn(6, 8), fields, torch.randn(6, 2))
+    points = GeometricTensor(torch.randn(6, 8), FIELDS, torch.randn(6, 2))
     for bad, batch, match in (
         (torch.randn(2, N), None, "condition: got 2 rows for a single cloud of 6 points"),
         (torch.randn(2, N), BATCH, "condition: got 2 rows, needed one for each of 3 clouds"),
@@ -218,12 +215,11 @@ def test_bad_conditions():
 
 
 def test_half_precision():
-    fields = spaces.regular(C4, 2)
-    norm, x, condition = ConditionedFieldNorm(fields, N), fields(torch.randn(2, 8, 3, 3)), torch.randn(2, N)
+    norm, x, condition = ConditionedFieldNorm(FIELDS, N), FIELDS(torch.randn(2, 8, 3, 3)), torch.randn(2, N)
     with torch.no_grad():
         norm.plain.modulation.linear.weight.normal_()
     y = norm(x, condition).tensor
-    half = norm.bfloat16()(fields(x.tensor.bfloat16()), condition.bfloat16()).tensor
+    half = norm.bfloat16()(FIELDS(x.tensor.bfloat16()), condition.bfloat16()).tensor
     assert half.dtype == torch.bfloat16
     assert (half.float() - y).abs().max() < 0.2
     with torch.autocast("cpu", torch.bfloat16):
@@ -231,9 +227,8 @@ def test_half_precision():
 
 
 def test_repr():
-    fields = spaces.regular(C4, 2)
-    assert repr(ConditionedFieldNorm(fields, 5)).endswith("n=5, scope='position', eps=1e-05)")
-    assert repr(ConditionedGate(fields, 5)).endswith("n=5)")
+    assert repr(ConditionedFieldNorm(FIELDS, 5)).endswith("n=5, scope='position', eps=1e-05)")
+    assert repr(ConditionedGate(FIELDS, 5)).endswith("n=5)")
 
 
 def block_on(fields, out=None, **options):
@@ -248,8 +243,7 @@ def grid_error(block, x, condition):
 
 @pytest.mark.parametrize("part", ["before", "attention_gate", "feed_forward_norm", "feed_forward_gate"])
 def test_a_scale_for_each_pose_in_a_block_would_break_it(part):
-    fields = spaces.regular(C4, 2)
-    block, x, condition = drawn(block_on(fields)), spaces.random_field(fields, 4, 4), torch.randn(2, N).double()
+    block, x, condition = drawn(block_on(FIELDS)), spaces.random_field(FIELDS, 4, 4), torch.randn(2, N).double()
     assert grid_error(block, x, condition) < 1e-10
     scale_each_pose(getattr(block, part))
     assert grid_error(block, x, condition) > 1e-3
@@ -257,13 +251,12 @@ def test_a_scale_for_each_pose_in_a_block_would_break_it(part):
 
 @pytest.mark.parametrize("same", [True, False])
 def test_at_first_a_block_is_its_shortcut(same):
-    fields = spaces.regular(C4, 2)
-    out = fields if same else FieldType(C4, 2 * [C4.irrep(1)])
-    x = spaces.random_field(fields, 4, 4, dtype=torch.float32)
-    block = block_on(fields, out)
+    out = FIELDS if same else FieldType(C4, 2 * [C4.irrep(1)])
+    x = spaces.random_field(FIELDS, 4, 4, dtype=torch.float32)
+    block = block_on(FIELDS, out)
     assert torch.equal(block(x, condition=torch.randn(2, N)).tensor, block.shortcut(x).tensor)
-    points = GeometricTensor(torch.randn(6, 8), fields, torch.randn(6, 2))
-    block = PointTransformerBlock(fields, out, condition=N)
+    points = GeometricTensor(torch.randn(6, 8), FIELDS, torch.randn(6, 2))
+    block = PointTransformerBlock(FIELDS, out, condition=N)
     y = block(points, batch=BATCH, condition=torch.randn(3, N))
     assert torch.equal(y.tensor, block.shortcut(points).tensor)
 
@@ -271,8 +264,7 @@ def test_at_first_a_block_is_its_shortcut(same):
 @pytest.mark.parametrize("at_positions", [False, True])
 def test_a_block_is_the_formula(at_positions):
     """Of its layers, and gradients."""
-    fields = spaces.regular(C4, 2)
-    block, x = drawn(block_on(fields, layer_scale=0.5)), spaces.random_field(fields, 3, 3)
+    block, x = drawn(block_on(FIELDS, layer_scale=0.5)), spaces.random_field(FIELDS, 3, 3)
     condition = torch.randn(2, N, *((3, 3) if at_positions else ())).double()
     x.tensor.requires_grad_()
     given = GeometricTensor(condition, spaces.scalars(C4, N)) if at_positions else condition
@@ -312,8 +304,7 @@ def test_masks_of_a_block():
 
 
 def test_crops_of_a_block():
-    fields = spaces.regular(C4, 2)
-    block, x = drawn(block_on(fields, kernel_size=3, crop=1)), spaces.random_field(fields, 5, 5)
+    block, x = drawn(block_on(FIELDS, kernel_size=3, crop=1)), spaces.random_field(FIELDS, 5, 5)
     condition = torch.randn(2, N).double()
     assert block(x, condition=condition).shape == (2, 8, 3, 3)
     assert block(x, torch.ones(2, 5, 5, dtype=torch.bool), condition).shape == (2, 8, 3, 3)
@@ -322,8 +313,7 @@ def test_crops_of_a_block():
 
 
 def test_attention_maps_of_a_block():
-    fields = spaces.regular(C4, 2)
-    block, x, condition = drawn(block_on(fields)), spaces.random_field(fields, 3, 3), torch.randn(2, N).double()
+    block, x, condition = drawn(block_on(FIELDS)), spaces.random_field(FIELDS, 3, 3), torch.randn(2, N).double()
     for mask in (None, torch.rand(2, 3, 3) < 0.7):
         maps = block.attention_maps(x, [(1, 1)], mask=mask, condition=condition)
         inside = block.attention.attention_maps(block.before(x, condition), [(1, 1)], mask=mask)

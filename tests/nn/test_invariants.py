@@ -12,6 +12,7 @@ from tests import spaces
 from tests.nn.points import cloud
 
 C4 = gspaces.rot2dOnR2(4)
+REGULAR, MIXED = spaces.regular(C4, 2), spaces.mixed(C4)
 
 
 def drawn(fields, layer=AttentionPool, **options):
@@ -22,15 +23,13 @@ def drawn(fields, layer=AttentionPool, **options):
 
 
 def test_tokens_that_look_at_poses_by_number_change():
-    fields = spaces.regular(C4, 2)
-    pool, x = drawn(fields), spaces.random_field(fields, 3, 3)
+    pool, x = drawn(REGULAR), spaces.random_field(REGULAR, 3, 3)
     pool.plain.log_measure = torch.tensor([0.0, 1.0, 2.0, 3.0]).double()
     assert spaces.grid_error(pool, x) > 1e-3
 
 
 def test_is_the_formula():
-    fields = spaces.regular(C4, 2)
-    pool, x = drawn(fields), spaces.random_field(fields, 2, 3)
+    pool, x = drawn(REGULAR), spaces.random_field(REGULAR, 2, 3)
     rows = pool.plain.project_in(x.tensor.flatten(2).mT)
     read = []
     for m in range(2):
@@ -42,8 +41,7 @@ def test_is_the_formula():
 
 
 def test_maps_are_what_it_reads_by_and_turn_with_the_input():
-    fields = spaces.regular(C4, 2)
-    pool, x = drawn(fields), spaces.random_field(fields, 3, 3)
+    pool, x = drawn(REGULAR), spaces.random_field(REGULAR, 3, 3)
     mask = torch.rand(2, 3, 3) < 0.7
     maps = pool.attention_maps(x, mask)  # B, M, T, P, X, Y
     assert maps.shape == (2, 2, 2, 4, 3, 3)
@@ -62,20 +60,18 @@ def test_maps_are_what_it_reads_by_and_turn_with_the_input():
 
 
 def test_what_is_hidden_reaches_nothing():
-    fields = spaces.mixed(C4)
-    pool, x = drawn(fields), spaces.random_field(fields, 3, 4)
+    pool, x = drawn(MIXED), spaces.random_field(MIXED, 3, 4)
     mask = torch.ones(2, 3, 4, dtype=torch.bool)
     mask[:, :, 2:] = False
-    alone = pool(fields(x.tensor[..., :2].contiguous())).tensor
+    alone = pool(MIXED(x.tensor[..., :2].contiguous())).tensor
     x.tensor[..., 2:] = torch.nan
     torch.testing.assert_close(pool(x, mask).tensor, alone)
 
 
 @pytest.mark.parametrize("last", [lambda f: AttentionPool(f, 5), PowerSpectrum])
 def test_classifiers_may_end_in_scalars(last):
-    fields = spaces.mixed(C4)
-    network = EquivariantClassifier({"features": nn.IdentityModule(fields), "last": last(fields)}, 4).double()
-    x = spaces.random_field(fields, 4, 4)
+    network = EquivariantClassifier({"features": nn.IdentityModule(MIXED), "last": last(MIXED)}, 4).double()
+    x = spaces.random_field(MIXED, 4, 4)
     logits = network(x)
     assert logits.shape == (2, 4)
     for g in C4.fibergroup.elements:
@@ -118,8 +114,7 @@ def test_samples_of_a_continuous_group_are_exact_for_what_permutes_them():
 
 
 def test_tokens_between_points_that_look_at_poses_by_number_change():
-    fields = spaces.regular(C4, 2)
-    pool, x = drawn(fields, PointAttentionPool), cloud(fields, 5)
+    pool, x = drawn(REGULAR, PointAttentionPool), cloud(REGULAR, 5)
     y, g = pool(x), C4.fibergroup.generators[0]
     torch.testing.assert_close(pool(x.transform(g)), y, rtol=1e-11, atol=1e-11)
     pool.plain.log_measure = torch.tensor([0.0, 1.0, 2.0, 3.0]).double()
@@ -128,8 +123,7 @@ def test_tokens_between_points_that_look_at_poses_by_number_change():
 
 @pytest.mark.parametrize("measured", [False, True])
 def test_clouds_of_a_batch_are_read_by_the_formula(measured):
-    fields = spaces.mixed(C4)
-    pool, x = drawn(fields, PointAttentionPool), cloud(fields, 8)
+    pool, x = drawn(MIXED, PointAttentionPool), cloud(MIXED, 8)
     x.tensor.requires_grad_()
     batch, mask = torch.tensor([2, 0, 1, 1, 0, 2, 2, 0]), torch.arange(8) != 6
     measure = torch.linspace(0.5, 3, 8).double() if measured else None
@@ -152,28 +146,26 @@ def test_clouds_of_a_batch_are_read_by_the_formula(measured):
 
 
 def test_what_is_hidden_in_a_cloud_reaches_nothing_and_large_scores_do_not_overflow():
-    fields = spaces.mixed(C4)
-    pool, x = drawn(fields, PointAttentionPool), cloud(fields, 6)
+    pool, x = drawn(MIXED, PointAttentionPool), cloud(MIXED, 6)
     mask, batch = torch.tensor([True, False, True, True, False, True]), torch.tensor([0, 0, 0, 1, 1, 1])
     y = pool(x[mask.nonzero().flatten()], batch[mask])
     for hidden in (torch.nan, torch.inf):
         x.tensor[~mask], x.coords[~mask] = hidden, hidden
         measure = torch.where(mask, 1.0, torch.nan).double()
         torch.testing.assert_close(pool(x, batch, mask=mask, measure=measure), y, rtol=1e-13, atol=1e-13)
-    x = cloud(fields, 6)
+    x = cloud(MIXED, 6)
     x.tensor.mul_(1e5)
     assert pool(x, batch).isfinite().all()
 
 
 def test_bad_arguments_of_clouds():
-    fields = spaces.mixed(C4)
-    pool, x = PointAttentionPool(fields, 3).double(), cloud(fields, 3)
+    pool, x = PointAttentionPool(MIXED, 3).double(), cloud(MIXED, 3)
     with pytest.raises(ValueError, match=r"^batch: cloud 1"):
         pool(x, torch.tensor([0, 0, 2]))
     with pytest.raises(ValueError, match=r"^batch: cloud 1"):
         pool(x, torch.tensor([0, 0, 1]), mask=torch.tensor([True, True, False]))
     with pytest.raises(ValueError, match="needed scattered points"):
-        pool(fields(torch.randn(1, fields.size, 2, 2).double()))
+        pool(MIXED(torch.randn(1, MIXED.size, 2, 2).double()))
     with pytest.raises(ValueError, match=r"^measure: "):
         pool(x, measure=-torch.ones(3).double())
 
