@@ -88,10 +88,13 @@ def turned(fields: Tensor, matrix: npt.NDArray[np.int64], kinds: Mapping[str, in
 
 
 class _Windows:
-    """Of trajectories ``(N, T, C, *space)``, so many frames in a row, and the one ``step`` frames behind them."""
+    """Of trajectories ``(N, T, C, *space)``, so many frames in a row, and the one ``step`` frames behind them.
 
-    def __init__(self, trajectories: Tensor, frames: int, step: int):
-        self.trajectories, self.frames, self.step = trajectories, frames, step
+    ``channels`` are those of each kind of field: the fields of one kind of all frames come before those of the next.
+    """
+
+    def __init__(self, trajectories: Tensor, frames: int, step: int, channels: Sequence[int]):
+        self.trajectories, self.frames, self.step, self.channels = trajectories, frames, step, list(channels)
         self.each = trajectories.shape[1] - frames - step + 1
 
     def __len__(self) -> int:
@@ -101,7 +104,8 @@ class _Windows:
         chosen = torch.as_tensor(indices)
         which, first = chosen // self.each, chosen % self.each
         inputs = self.trajectories[which[:, None], first[:, None] + torch.arange(self.frames)]
-        return inputs.flatten(1, 2), self.trajectories[which, first + self.frames - 1 + self.step]
+        inputs = torch.cat([of_kind.flatten(1, 2) for of_kind in inputs.split(self.channels, dim=2)], dim=1)
+        return inputs, self.trajectories[which, first + self.frames - 1 + self.step]
 
 
 class GridFields(DataInParts):
@@ -113,8 +117,8 @@ class GridFields(DataInParts):
         **options: of :class:`~escnn_attention.training.data.base.DataInParts`, such as ``batch_size``.
 
     Attributes:
-        inputs, targets: the numbers of ``"scalar"`` and ``"vector"`` fields, in the order of their channels, of each
-            frame of the inputs and of the targets.
+        inputs, targets: the numbers of ``"scalar"`` and ``"vector"`` fields of the inputs and of the targets, in the
+            order of their channels.
 
     Raises:
         UserError: as :class:`~escnn_attention.training.data.base.DataInParts` raises.
@@ -164,8 +168,9 @@ class FieldData(GridFields):
 
     The file has ``inputs`` ``(N, C, *space)`` and ``targets`` ``(N, C', *space)``, or ``trajectories``
     ``(N, T, C, *space)``, in the plane or in space, floating-point numbers. Every window of ``frames`` frames of a
-    trajectory is an input, its frames one behind the other in the channels, and the target is the frame ``step`` frames
-    after the last of them. All windows of a trajectory are in one part.
+    trajectory is an input, and the target is the frame ``step`` frames after the last of them. All windows of a
+    trajectory are in one part. In the channels of an input come first the fields of one kind, frame after frame, then
+    those of the other: from ``{"scalar": 1, "vector": 1}`` in two frames to ``in_type={"scalar": 2, "vector": 2}``.
 
     Args:
         path: the file.
@@ -216,8 +221,9 @@ class FieldData(GridFields):
         self.path = Path(path)
         integers(1, frames=frames, step=step, num_valid=num_valid, num_test=num_test)
         integers(1, **({} if num_train is None else {"num_train": num_train}))
-        self.inputs, self.has_pairs = _kinds("inputs", inputs), targets is not None
-        self.targets = self.inputs if targets is None else _kinds("targets", targets)
+        kinds, self.has_pairs = _kinds("inputs", inputs), targets is not None
+        self.inputs = {kind: frames * count for kind, count in kinds.items()}
+        self.targets = kinds if targets is None else _kinds("targets", targets)
         self.frames, self.step = frames, step
         self.numbers = (num_test, num_valid, num_train)
         if self.has_pairs and (frames, step) != (1, 1):
@@ -236,16 +242,17 @@ class FieldData(GridFields):
         rows = self._rows(len(arrays[0]))
         if self.has_pairs:
             return {part: InMemory(arrays[0][rows[part]], arrays[1][rows[part]]) for part in parts}
-        return {part: _Windows(arrays[0][rows[part]], self.frames, self.step) for part in parts}
+        channels = _channels(self.targets, arrays[0].dim() - 3)
+        return {part: _Windows(arrays[0][rows[part]], self.frames, self.step, channels) for part in parts}
 
     def _checked(self, name: str, array: npt.NDArray[Any]) -> Tensor:
-        kinds = self.targets if name == "targets" else self.inputs
+        kinds = self.inputs if name == "inputs" else self.targets
         before, shape = (2, "(N, T, C, *space)") if name == "trajectories" else (1, "(N, C, *space)")
         dim = array.ndim - before - 1
         where, found = f"{self.path}: {name}", f"{array.dtype} {array.shape}"
         if dim not in (2, 3) or array.dtype.kind != "f" or 0 in array.shape:
             raise UserError(f"{where} must be floating-point numbers {shape} on a grid of 2 or 3 axes, found {found}")
-        channels = sum(count * (dim if kind == "vector" else 1) for kind, count in kinds.items())
+        channels = sum(_channels(kinds, dim))
         if array.shape[before] != channels:
             raise UserError(f"{where} have {array.shape[before]} channels, needed {channels} for {dict(kinds)}")
         if before == 2 and array.shape[1] < self.frames + self.step:
@@ -356,6 +363,10 @@ def _waves(size: int, dim: int) -> Array:
     grids = np.meshgrid(*dim * [along * inside], indexing="ij")
     whole = np.all(np.meshgrid(*dim * [inside], indexing="ij"), axis=0)
     return np.stack([grids[dim - 1 - j] * (1 if j == 0 else -1) * whole for j in range(dim)])
+
+
+def _channels(kinds: Mapping[str, int], dim: int) -> list[int]:
+    return [count * (dim if kind == "vector" else 1) for kind, count in kinds.items()]
 
 
 def _kinds(name: str, given: Mapping[str, int]) -> dict[str, int]:

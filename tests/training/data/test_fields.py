@@ -8,6 +8,7 @@ import torch
 from escnn import gspaces
 from escnn.nn import FieldType
 
+from escnn_attention.models import FieldUNet
 from escnn_attention.training import FieldData, PoissonOnTorus
 from escnn_attention.training.data.base import Draw, InMemory
 from escnn_attention.training.data.fields import electric_field, grid_elements, turned
@@ -123,13 +124,34 @@ def test_windows_of_trajectories(tmp_path):
         inputs, targets = source.take(range(len(source)))
         for i in range(len(source)):
             n, t = rows[i // 2], i % 2
-            expected = torch.from_numpy(frames[n, t : t + 2]).flatten(0, 1).float()
+            scalars, vectors = frames[n, t : t + 2, :1], frames[n, t : t + 2, 1:]
+            expected = torch.from_numpy(np.concatenate([*scalars, *vectors])).float()
             torch.testing.assert_close(inputs[i], expected)
             torch.testing.assert_close(targets[i], torch.from_numpy(frames[n, t + 4]).float())
     fewer = FieldData(path, {"scalar": 1, "vector": 1}, num_train=1, **options)
     fewer.setup()
     assert torch.equal(fewer.source("test").trajectories, data.source("test").trajectories)
     assert torch.equal(fewer.source("train").trajectories, data.source("train").trajectories[:1])
+
+
+@pytest.mark.parametrize("kinds", [{"scalar": 1, "vector": 2}, {"vector": 1, "scalar": 2}])
+def test_windows_have_the_type_that_a_network_has_for_their_fields(kinds, tmp_path):
+    """Frames that are turned one by one are the input, turned as a field of that type."""
+    space = gspaces.rot2dOnR2(4)
+    quarter = space.fibergroup.element(1)
+    matrix = np.rint(space.basespace_action(quarter)).astype(int)
+    channels = kinds["scalar"] + 2 * kinds["vector"]
+    frames = torch.randn(3, 5, channels, 4, 4)
+    inputs = []
+    for number, moved in enumerate((frames, turned(frames.flatten(0, 1), matrix, kinds).view_as(frames))):
+        (folder := tmp_path / str(number)).mkdir()
+        data = FieldData(written(folder, trajectories=moved.numpy()), kinds, frames=3)
+        data.setup()
+        inputs.append(data.source("train").take([0])[0])
+    assert data.inputs == {kind: 3 * count for kind, count in kinds.items()}
+    network = FieldUNet(space, data.inputs, 1, widths=(1,), attention=(1,), num_heads=1)
+    torch.testing.assert_close(network.in_type(inputs[0]).transform(quarter).tensor, inputs[1])
+    assert (turned(inputs[0], matrix, {"scalar": inputs[0].shape[1]}) - inputs[1]).abs().max() > 0.1
 
 
 def test_pairs_of_a_file(tmp_path):
