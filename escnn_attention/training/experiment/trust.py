@@ -32,6 +32,9 @@ _KINDS: tuple[tuple[type, str], ...] = (
 # Words and numbers: the parser may take any other text for YAML, for the name of a file of YAML, or for a function.
 _WORDS = re.compile(r"([\w+.-]+([ :][\w+.-]+)*)?", re.ASCII)
 
+# What data modules read, as arrays; the parser takes these for paths whatever they say.
+_READ = ("data.init_args.folder", "data.init_args.path")
+
 
 def check_kept(path: Path) -> None:
     """Refuse a folder's configuration that could run anything but networks, data and optimisers that are known.
@@ -86,7 +89,7 @@ def _check(value: Any, name: str, folder: Path, seen: set[int]) -> None:
             inner = f"{name}.{key}".lstrip(".")
             if key == "class_path" and not (isinstance(part, str) and _is_known(part)):
                 raise _UnknownError(f"{name} is {part!r}")
-            if inner != "data.init_args.folder" or not isinstance(part, str):
+            if inner not in _READ or not isinstance(part, str):
                 _check(part, inner, folder, seen)
     elif isinstance(value, list):
         for part in value:

@@ -80,6 +80,7 @@ HOSTILE = [
     ("data", of(NET)),
     ("data", f"{LIGHTNING}.LightningDataModule.load_from_checkpoint"),
     ("data.init_args.batch_size", of("evil_module.run")),
+    ("data.init_args.path", of("evil_module.run")),
     ("config", "../evil.yaml"),
     ("ckpt_path", "../evil.ckpt"),
     ("folder", "ELSEWHERE"),
@@ -168,6 +169,20 @@ def test_with_trust_or_as_the_users_own_it_runs(downloaded, tmp_path):
     write(run, with_value(content, "trainer.logger", logger))
     run_experiment(["test", "--folder", str(run), "--trust"])
     assert (tmp_path / "elsewhere").exists()
+
+
+def test_the_data_may_name_the_file_that_they_read(tmp_path):
+    path = tmp_path / "config.yaml"
+    (tmp_path / "flow data.npz").touch()
+    data = of("escnn_attention.training.FieldData", inputs={"vector": 1})
+    data["init_args"]["path"] = "flow data.npz"
+    write(tmp_path, {"task": "fields", "data": data})
+    check_kept(path)
+    for place in ("data.init_args.split", "model.network.init_args.path"):  # nothing else may
+        content = {"data": data, "model": {"network": of("torch.nn.ReLU")}}
+        write(tmp_path, with_value(content, place, "flow data.npz"))
+        with pytest.raises(UserError, match=rf"{place} is .*, the name of a file"):
+            check_kept(path)
 
 
 @pytest.mark.slow
