@@ -177,7 +177,8 @@ def _image_shape(network: torch.nn.Module, source: str | Path, size: int | None)
     in_type = getattr(network, "in_type", None)
     channels = getattr(network, "in_channels", getattr(in_type, "size", None))
     if not isinstance(channels, int) or not isinstance(getattr(network, "num_classes", None), int):
-        raise UserError(f"{source}: {type(network).__name__} is a network neither of images nor of points")
+        name = type(network).__name__
+        raise UserError(f"{source}: {name} neither classifies images nor sees points; use its export() by hand")
     if size is None:
         raise UserError(f"--size: {source} does not say how large its images are; give their height and width")
     if size < 1:

@@ -220,7 +220,7 @@ def test_what_is_missing(folder, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"--size: .*does not say"):
         export_network(folder, tmp_path / "n.pt2")
     monkeypatch.setattr(export, "load_network", lambda _: torch.nn.Linear(2, 2))
-    with pytest.raises(UserError, match=r"Linear .*neither of images"):
+    with pytest.raises(UserError, match=r"Linear neither classifies .*export\(\)"):
         export_network(folder, tmp_path / "n.pt2", size=8)
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxruntime" else "there")
     with pytest.raises(UserError, match=r"needs onnxruntime: .*extra export"):
