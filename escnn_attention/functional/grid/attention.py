@@ -48,7 +48,7 @@ ON_GRIDS: Registry[GridCall] = Registry(
         "blocked": _portable,
         "native": _native,
         "triton": Backend(triton.attention, triton.why_unsupported, isolates_nonfinite=True),
-        "dense": Backend(dense.attention, dense.why_unsupported, serves_two_sets=True),
+        "dense": Backend(dense.attention, dense.why_unsupported, isolates_nonfinite=True, serves_two_sets=True),
         "linear": _linear,
     },
     preference=lambda device: (*_PREFERENCE.get(device, ("blocked",)), "linear"),

@@ -32,8 +32,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from escnn_attention.functional.autograd import is_transformed, recompute
+from escnn_attention.functional.call import QueryMode
 from escnn_attention.functional.grid.call import GridCall, Heads, PositionalBias, Waves
-from escnn_attention.functional.grid.widen import MAX_CLASSES, join, merge, num_channels, num_classes, widen
+from escnn_attention.functional.grid.portable import isolate_nonfinite, slices
+from escnn_attention.functional.grid.widen import MAX_CLASSES, num_channels, num_classes, widen
 from escnn_attention.functional.registry import chunk_size
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid
@@ -92,12 +94,12 @@ def fused(call: Heads, points: Tensor, grid: Grid | None = None, key_points: Ten
     """
     q, k, v = call.q, call.k, call.v
     num_poses, channels = call.bias.num_poses, q.shape[-1]
-    bias, mode = merge(call.bias, call.query, k.shape[3])
+    bias, mode = _merged(call.bias, call.query, k.shape[3])
     tiles, reached = None, None
     width = _widths(q, num_channels(channels, grid, bias), channels)[0]
     if grid is not None and num_classes(grid) is not None:
         tiles = _Tiles.of(grid)
-        k, reached = tiles.isolate_nonfinite(k)
+        k, v, reached = isolate_nonfinite(k, v, grid)
 
     def chunk(images: slice, poses: slice) -> Tensor:
         own = q[:, images, :, poses] if mode == "own" else q[:, images]
@@ -108,8 +110,23 @@ def fused(call: Heads, points: Tensor, grid: Grid | None = None, key_points: Ten
     places = (q.shape[2], k.shape[2]) if tiles is None else (tiles.queries.numel(), tiles.keys.numel())
     vectors = len(q) * ((q.shape[3] if mode == "all" else 1) * places[0] + k.shape[3] * places[1])
     fit = chunk_size(ENTRIES_PER_CHUNK, q.element_size(), copies=1) // (vectors * width)
-    out = join(_in_chunks(chunk, q.shape[1], bias.num_poses, fit, call.dropout), call.query, mode, num_poses)
+    out = _in_chunks(chunk, q.shape[1], bias.num_poses, fit, call.dropout)
+    if mode != call.query:
+        out = out.squeeze(3)
+    else:
+        out = (out.squeeze(4) if out.shape[4] == 1 else out.sum(4)).expand(-1, -1, -1, num_poses, -1)
     return out if reached is None else out.masked_fill(reached[:, :, :, None, None], torch.nan)
+
+
+def _merged(bias: PositionalBias, query: QueryMode, key_poses: int) -> tuple[PositionalBias, QueryMode]:
+    """The bias and the mode to compute: where all output poses see the same, they are one.
+
+    It takes the queries of all poses side by side, as in the mode ``"all"``.
+    """
+    # With a single key pose all keys of a query have the same pose term, which drops out of the softmax.
+    if bias.spatial is None and bias.waves is None and (bias.pose is None or key_poses == 1):
+        return PositionalBias(1), "all"
+    return bias, query
 
 
 def _of_poses(bias: PositionalBias, poses: slice) -> PositionalBias:
@@ -147,17 +164,13 @@ def _in_chunks(function: Callable[[slice, slice], Tensor], images: int, poses: i
         # But not the attention itself.
         function = partial(recompute, function, draws=dropout > 0, keep=_KERNELS)
     rows = []
-    for some in _slices(images, images_at_once):
-        rows.append(_joined([function(some, these) for these in _slices(poses, poses_at_once)], dim=3))
+    for some in slices(images, images_at_once):
+        rows.append(_joined([function(some, these) for these in slices(poses, poses_at_once)], dim=3))
     return _joined(rows, dim=1)
 
 
 def _joined(parts: list[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-
-
-def _slices(total: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, max(1, total), size)]
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: _Tiles | None, scale: float, dropout: float) -> Tensor:
@@ -241,13 +254,3 @@ class _Tiles:
         seen = (blocks.rows(0, len(blocks.queries)) >= 0) & (blocks.keys >= 0)[:, None]
         seen = seen | (blocks.queries < 0)[:, :, None]
         return cls(blocks.queries.clamp(min=0), blocks.keys.clamp(min=0), seen, blocks.place)
-
-    def isolate_nonfinite(self, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys with zeros for those that are not finite, and ``(M, B, N)``, which queries see one of these.
-
-        The mask is added to the scores, and what is not finite would get through to all queries of the tile.
-        """
-        finite = torch.isfinite(k)
-        bad = ~finite.all(-1).all(3)
-        reached = (bad[:, :, self.keys].unsqueeze(3) & self.seen).any(-1)
-        return torch.where(finite, k, 0.0), reached.flatten(2)[:, :, self.place]

@@ -62,7 +62,7 @@ def attention(call: GridCall) -> Tensor:
     q, k, v = (t.to(exact) for t in (call.q, call.k, call.v))
     reached = None
     if not positions.complete:
-        k, v, reached = _isolate_nonfinite(k, v, positions)
+        k, v, reached = isolate_nonfinite(k, v, positions)
     scaled = q / math.sqrt(q.shape[-1])
     if bias.waves is not None:
         # M, B, N, H, J or 1, E and M, B, N, H or 1, P, E
@@ -75,7 +75,7 @@ def attention(call: GridCall) -> Tensor:
     return out.expand(-1, -1, -1, call.bias.num_poses, -1).to(call.v.dtype)
 
 
-def _isolate_nonfinite(k: Tensor, v: Tensor, positions: Grid | GridPair) -> tuple[Tensor, Tensor, Tensor]:
+def isolate_nonfinite(k: Tensor, v: Tensor, positions: Grid | GridPair) -> tuple[Tensor, Tensor, Tensor]:
     """Keys and values with zeros for what is not finite, and ``(M, B, N)``, which queries see any of that.
 
     The mask is added to the scores, and what is not finite would get through to all queries of the tile.
@@ -143,7 +143,7 @@ def _in_chunks(
     terms = _Terms(near, None if in_windows else bias.spatial, bias.pose)
 
     stretches = [_Stretch(blocks, start, start + tiles, in_windows, masked) for start in range(0, number, tiles)]
-    images, groups = _images(q.shape[1], heads * tiles * scores, v.element_size()), _slices(len(q), heads)
+    images, groups = _images(q.shape[1], heads * tiles * scores, v.element_size()), slices(len(q), heads)
     attend = _attend_again if len(images) * len(groups) * len(stretches) > 1 else _attend
 
     def attend_heads(some: slice, i: slice) -> Tensor:
@@ -157,7 +157,8 @@ def _in_chunks(
     return out.index_select(2, blocks.place)
 
 
-def _slices(number: int, size: int) -> list[slice]:
+def slices(number: int, size: int) -> list[slice]:
+    """Stretches of this size, of which there is at least one."""
     return [slice(first, first + size) for first in range(0, max(1, number), size)]
 
 
@@ -175,7 +176,7 @@ def _scores_of_image(element_size: int) -> int:
 @in_programs(lambda number, scores, element_size: [slice(None)])
 def _images(number: int, scores: int, element_size: int) -> list[slice]:
     """Which images are taken at a time, where each has so many scores."""
-    return _slices(number, max(1, chunk_size(SCORES_PER_CHUNK, element_size, copies=4) // scores))
+    return slices(number, max(1, chunk_size(SCORES_PER_CHUNK, element_size, copies=4) // scores))
 
 
 @dataclass(frozen=True)

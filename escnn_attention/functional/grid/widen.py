@@ -56,39 +56,6 @@ def angles_of(
     return near, of_images(angles(key_points, frequencies), k.shape[3]).unsqueeze(4)
 
 
-def merge(bias: PositionalBias, query: QueryMode, key_poses: int) -> tuple[PositionalBias, QueryMode]:
-    """The bias and the mode to compute: where all output poses see the same, they are one.
-
-    It takes the queries of all poses side by side, as in the mode ``"all"``; :func:`join` tells them apart again.
-
-    Example:
-        >>> from escnn_attention.functional import PositionalBias
-        >>> from escnn_attention.functional.grid.widen import merge
-        >>> bias, query = merge(PositionalBias(8), "own", key_poses=8)
-        >>> bias.num_poses, query
-        (1, 'all')
-    """
-    # With a single key pose all keys of a query have the same pose term, which drops out of the softmax.
-    if bias.spatial is None and bias.waves is None and (bias.pose is None or key_poses == 1):
-        return PositionalBias(1), "all"
-    return bias, query
-
-
-def join(out: Tensor, query: QueryMode, computed: QueryMode, num_poses: int) -> Tensor:
-    """The output ``(M, B, N, H, C)`` from the outputs of every query pose, ``(M, B, N, H', J', C)``.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional.grid.widen import join
-        >>> out = torch.randn(2, 1, 25, 1, 8, 16)  # one output pose for all, with 8 query poses
-        >>> join(out, query="own", computed="all", num_poses=8).shape
-        torch.Size([2, 1, 25, 8, 16])
-    """
-    if computed != query:
-        return out.squeeze(3)
-    return (out.squeeze(4) if out.shape[4] == 1 else out.sum(4)).expand(-1, -1, -1, num_poses, -1)
-
-
 def widen(
     q: Tensor,
     k: Tensor,
@@ -160,17 +127,7 @@ def _join(dtype: torch.dtype, *parts: Tensor) -> Tensor:
 
 
 def num_channels(channels: int, grid: Grid | None, bias: PositionalBias) -> int:
-    """E, the number of channels of widened queries and keys.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional import PositionalBias
-        >>> from escnn_attention.functional.grid.widen import num_channels
-        >>> from escnn_attention.geometry.grid import Grid
-        >>> from escnn_attention.geometry.windows import Window
-        >>> num_channels(8, Grid((5, 5), Window(3)), PositionalBias(4, spatial=torch.randn(2, 4, 9, 8)))
-        17
-    """
+    """E, the number of channels of widened queries and keys."""
     if bias.waves is not None:
         return channels + bias.waves.readout.shape[-1]
     return channels if bias.spatial is None or grid is None else channels + (num_classes(grid) or 0)
@@ -216,27 +173,13 @@ def _class_tables(
         label = label * modulus + number // stride % n // dilation % modulus
     count = math.prod(_moduli(shape, kernel_size, dilation))
     rows = torch.full((len(number), count), -1)
-    queries, keys, row = neighbours(shape, Window(kernel_size, window_shape, dilation))
-    rows[queries, label[keys]] = row
+    blocks = Grid(shape, Window(kernel_size, window_shape, dilation)).blocks(1)
+    of_pairs = blocks.rows(0, len(blocks.queries))
+    queries, keys, row = torch.broadcast_tensors(blocks.queries[:, :, None], blocks.keys[:, None], of_pairs)
+    seen = (queries >= 0) & (keys >= 0) & (row >= 0)
+    rows[queries[seen], label[keys[seen]]] = row[seen]
     return torch.eye(count)[label].to(device), rows.to(device)
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-
-
-def neighbours(shape: tuple[int, ...], window: Window) -> tuple[Tensor, Tensor, Tensor]:
-    """All pairs on a grid that see each other: the positions of query and key, and the row of their offset.
-
-    Example:
-        >>> from escnn_attention.functional.grid.widen import neighbours
-        >>> from escnn_attention.geometry.windows import Window
-        >>> queries, keys, rows = neighbours((3,), Window(3))
-        >>> sorted(zip(queries.tolist(), keys.tolist(), rows.tolist()))
-        [(0, 0, 1), (0, 1, 2), (1, 0, 0), (1, 1, 1), (1, 2, 2), (2, 1, 0), (2, 2, 1)]
-    """
-    blocks = Grid(shape, window).blocks(1)
-    rows = blocks.rows(0, len(blocks.queries))
-    queries, keys, rows = torch.broadcast_tensors(blocks.queries[:, :, None], blocks.keys[:, None], rows)
-    seen = (queries >= 0) & (keys >= 0) & (rows >= 0)
-    return queries[seen], keys[seen], rows[seen]

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import assume, given
 
-from escnn_attention.functional import ON_GRIDS, PositionalBias
+from escnn_attention.functional import ON_GRIDS
 from escnn_attention.functional.grid import reference
 from escnn_attention.functional.grid.call import GridCall
-from escnn_attention.functional.grid.widen import join, merge, neighbours, num_channels, num_classes, widen
+from escnn_attention.functional.grid.widen import num_channels, num_classes, widen
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
 from tests.functional.cases import case, cases
@@ -55,25 +55,3 @@ def test_phases_are_not_rounded_to_half_precision(dtype):
 )
 def test_number_of_classes(shape, window, count):
     assert num_classes(Grid(shape, window)) == count
-
-
-def test_neighbours_are_all_pairs_that_see_each_other():
-    for window in (Window(3), Window(5, "disc"), Window(3, dilation=2)):
-        grid = Grid((5, 4), window)
-        table = torch.full((20, 20), -1)
-        queries, keys, rows = neighbours(grid.shape, window)
-        table[queries, keys] = rows
-        everywhere = torch.arange(20)
-        assert torch.equal(table, grid.rows(everywhere[:, None], everywhere))
-        assert len(rows) == (table >= 0).sum()
-
-
-def test_output_poses_that_see_the_same_are_one():
-    table = torch.randn(1, 3, 4, 2)
-    for terms, key_poses in ((PositionalBias(3), 3), (PositionalBias(3, pose=table[:, :, :1]), 1)):
-        assert merge(terms, "own", key_poses) == (PositionalBias(1), "all")
-    for terms in (PositionalBias(3, table), PositionalBias(3, pose=table)):
-        assert merge(terms, "own", 4) == (terms, "own")
-    out = torch.randn(2, 2, 5, 1, 3, 4)
-    assert torch.equal(join(out, "own", "all", 3), out[:, :, :, 0])
-    assert torch.equal(join(out, "all", "all", 3), out.sum(4).expand(-1, -1, -1, 3, -1))
