@@ -177,14 +177,14 @@ def grouped_linear(
     x, weight = of_one_precision(x, weight)
     bias = None if bias is None else bias.to(weight.dtype)
     if needs_operators(x, weight, bias):
-        return _linear_of_operators(x, weight if columns is None else gather_columns(weight, columns), bias)
+        return _linear_of_operators(x, gather_columns(weight, columns), bias)
     if side_by_side is None:
         groups = len(weight) if columns is None else columns.groups
         side_by_side = groups == 1 and x.dim() > 2 and x.stride(-1) != 1 == x.stride(-2)
         # On a CPU a product for each image of few positions takes longer than a copy; a GPU waits for each launch.
         side_by_side &= x.device.type in launch.DEVICES or x.shape[1:-1].numel() >= _NARROW
     if not torch.is_grad_enabled() or (not side_by_side and _is_simple(math.prod(x.shape[:-1]), weight, columns)):
-        return _linear(x, weight if columns is None else gather_columns(weight, columns), bias, side_by_side)
+        return _linear(x, gather_columns(weight, columns), bias, side_by_side)
     return _GroupedLinear.apply(x, weight, bias, side_by_side, *(columns or (None, None, 0)))
 
 
@@ -206,7 +206,7 @@ def grouped_linears(
         x, weight = of_one_precision(x, weight)
         return _one_product(
             x,
-            weight if columns is None else gather_columns(weight, columns),
+            gather_columns(weight, columns),
             None if bias is None else bias.to(weight.dtype),
             parts,
         )
@@ -269,7 +269,7 @@ def grouped_linear_transpose(
     bias = None if bias is None else bias.to(weight.dtype)
     if needs_operators(y, weight, bias):
         bias = None if bias is None else bias.view(len(bias), -1).expand(-1, weight.shape[-1] // len(bias)).flatten()
-        return _linear_transpose_of_operators(y, weight if columns is None else gather_columns(weight, columns), bias)
+        return _linear_transpose_of_operators(y, gather_columns(weight, columns), bias)
     if side_by_side is None:
         last = weight.dim() - 2 if columns is None else 2
         side_by_side = y.dim() > 2 + last and y.stride(-1) != 1 == y.stride(-1 - last)
@@ -281,7 +281,7 @@ def grouped_linear_transpose(
     if not torch.is_grad_enabled() or (
         not side_by_side and _is_simple(math.prod(y.shape[1 : 1 + lead]), weight, columns)
     ):
-        return _linear_transpose(y, weight if columns is None else gather_columns(weight, columns), bias, side_by_side)
+        return _linear_transpose(y, gather_columns(weight, columns), bias, side_by_side)
     return _GroupedLinearTranspose.apply(y, weight, bias, side_by_side, *(columns or (None, None, 0)))
 
 
@@ -530,8 +530,8 @@ class Columns(NamedTuple):
         return cls(seen, seen.argsort(1), groups)
 
 
-def gather_columns(weight: Tensor, columns: Columns) -> Tensor:
-    """The columns of the weights ``(F, n)`` that each pose sees, as :func:`in_groups` has them.
+def gather_columns(weight: Tensor, columns: Columns | None) -> Tensor:
+    """The columns of the weights ``(F, n)`` that each pose sees, as :func:`in_groups` has them; or all of them.
 
     Example:
         >>> import torch
@@ -543,6 +543,8 @@ def gather_columns(weight: Tensor, columns: Columns) -> Tensor:
         <BLANKLINE>
                 [[2., 1.]]])
     """
+    if columns is None:
+        return weight
     if weight.device.type not in launch.DEVICES or needs_operators(weight):
         of_poses = weight.index_select(1, columns.seen.flatten()).unflatten(1, columns.seen.shape)
         return in_groups(of_poses, columns.groups).contiguous()

@@ -7,6 +7,8 @@ tensor have steps of their own.
 import triton
 import triton.language as tl
 
+from escnn_attention.functional.vectors_kernels import precise
+
 
 @triton.jit
 def _place(t, N, BR: tl.constexpr):
@@ -14,11 +16,6 @@ def _place(t, N, BR: tl.constexpr):
     blocks = tl.cdiv(N, BR)
     p = t % blocks * BR + tl.arange(0, BR)[:, None]
     return (t // blocks).to(tl.int64), p, t // blocks * N + p
-
-
-@triton.jit
-def _precise(x):
-    return x if x.dtype == tl.float64 else x.to(tl.float32)
 
 
 @triton.jit
@@ -31,7 +28,7 @@ def norm(
     """Rows without their mean, divided by their deviation; both are kept."""
     (b, p, r), c = _place(tl.program_id(0), N, BR), tl.arange(0, CP)[None, :]
     here = (p < N) & (c < C)
-    y = _precise(tl.load(x + b * x_image + p * x_position + c * x_channel, mask=here, other=0.0))
+    y = precise(tl.load(x + b * x_image + p * x_position + c * x_channel, mask=here, other=0.0))
     mean = tl.sum(y, axis=1, keep_dims=True) * 0.0
     if not RMS:
         mean = tl.sum(y, axis=1, keep_dims=True) / C
@@ -54,15 +51,15 @@ def norm_back(
 ):  # fmt: skip
     """The gradients of rows, and of every channel the sums over the rows of a program, ``(2, programs, C)``."""
     c = tl.arange(0, CP)[None, :]
-    factor = _precise(tl.load(weight + c // S, mask=c < C, other=0.0))
+    factor = precise(tl.load(weight + c // S, mask=c < C, other=0.0))
     of_gain, of_shift = tl.zeros((BR, CP), factor.dtype), tl.zeros((BR, CP), factor.dtype)
     for t in range(tl.program_id(0), tiles, tl.num_programs(0)):
         b, p, r = _place(t, N, BR)
         here = (p < N) & (c < C)
         mean = tl.load(kept + r, mask=p < N, other=0.0)
         gain = tl.load(kept + rows + r, mask=p < N, other=0.0)
-        y = _precise(tl.load(x + b * x_image + p * x_position + c * x_channel, mask=here, other=0.0))
-        g = _precise(tl.load(grad + b * grad_image + p * grad_position + c * grad_channel, mask=here, other=0.0))
+        y = precise(tl.load(x + b * x_image + p * x_position + c * x_channel, mask=here, other=0.0))
+        g = precise(tl.load(grad + b * grad_image + p * grad_position + c * grad_channel, mask=here, other=0.0))
         y = tl.where(here, (y - mean) * gain, 0.0)
         of_gain += g * y
         of_shift += g

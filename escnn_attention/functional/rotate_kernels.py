@@ -7,6 +7,8 @@ the channel of the result where pairs begin, and ``START`` the first channel tha
 import triton
 import triton.language as tl
 
+from escnn_attention.functional.vectors_kernels import precise
+
 
 @triton.jit
 def _at(r, n1, n2, n3, n4, s0, s1, s2, s3, s4):
@@ -14,12 +16,6 @@ def _at(r, n1, n2, n3, n4, s0, s1, s2, s3, s4):
     at = r % n4 * s4 + r // n4 % n3 * s3
     r = r // n4 // n3
     return at + r % n2 * s2 + r // n2 % n1 * s1 + r // n2 // n1 * s0
-
-
-@triton.jit
-def _precise(x):
-    """In at least single precision."""
-    return x if x.dtype == tl.float64 else x.to(tl.float32)
 
 
 @triton.jit
@@ -39,7 +35,7 @@ def rotate(
     pose += _at(r, n1, n2, n3, n4, p0, p1, p2, p3, p4)[:, None] + f
     angle += _at(r, n1, n2, n3, n4, a0, a1, a2, a3, a4)[:, None] + f
     out += _at(r, n1, n2, n3, n4, o0, o1, o2, o3, o4)[:, None] + f
-    phase = _precise(tl.load(angle, mask=mask, other=0.0))
+    phase = precise(tl.load(angle, mask=mask, other=0.0))
     a, b = tl.cos(phase), tl.sin(phase)
     if not UNIT:
         cos, sin = a, b
@@ -79,7 +75,7 @@ def rotate_back(
     grad_pairs += _at(r, m1, m2, m3, m4, h0, h1, h2, h3, h4)[:, None] + f
     mask = here & (f < F)
     of_angle = _at(r, m1, m2, m3, m4, a0, a1, a2, a3, a4)[:, None] + f
-    phase = _precise(tl.load(angle + of_angle, mask=mask, other=0.0))
+    phase = precise(tl.load(angle + of_angle, mask=mask, other=0.0))
     cos, sin = tl.cos(phase), tl.sin(phase)
     total = tl.zeros((BR, FP), phase.dtype)
     for i in range(first, tl.minimum(first + each, count)):

@@ -6,6 +6,8 @@ Rows are points as a pose sees them, and columns the channels of all heads: ``MC
 import triton
 import triton.language as tl
 
+from escnn_attention.functional.vectors_kernels import precise
+
 
 @triton.jit
 def _sigmoid(x):
@@ -30,15 +32,10 @@ def _seen(points, inverse, r, d, rows, count, i0, i1, i2, D: tl.constexpr):
     """Points as poses see them, of some rows, in at least single precision."""
     points, inverse = points + (r % count * D)[:, None], inverse + (r // count * i0)[:, None] + (d * i1)[None, :]
     here, there = (r < rows)[:, None], (r < rows)[:, None] & (d < D)[None, :]
-    x = _precise(tl.load(points, mask=here, other=0.0)) * tl.load(inverse, mask=there, other=0.0)
+    x = precise(tl.load(points, mask=here, other=0.0)) * tl.load(inverse, mask=there, other=0.0)
     for e in tl.static_range(1, D):
-        x += _precise(tl.load(points + e, mask=here, other=0.0)) * tl.load(inverse + e * i2, mask=there, other=0.0)
+        x += precise(tl.load(points + e, mask=here, other=0.0)) * tl.load(inverse + e * i2, mask=there, other=0.0)
     return x
-
-
-@triton.jit
-def _precise(x):
-    return x if x.dtype == tl.float64 else x.to(tl.float32)
 
 
 @triton.jit

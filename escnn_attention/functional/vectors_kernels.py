@@ -7,6 +7,12 @@ import triton.language as tl
 
 
 @triton.jit
+def precise(x):
+    """Numbers in at least single precision."""
+    return x if x.dtype == tl.float64 else x.to(tl.float32)
+
+
+@triton.jit
 def dot(a, b, W: tl.constexpr = 1):
     """Products, ``(..., 1, lanes)``: in every pass the channels are added up in the same order."""
     s = a[0] * b[0]

@@ -247,30 +247,6 @@ class Arguments(NamedTuple):
 _LEAVES = 8  # How many of the arguments have gradients.
 
 
-def why_unsupported_grid(call: GridCall) -> str | None:
-    """Why no loop over a grid can serve a call."""
-    if not call.query_grid.complete and not call.query_grid.shape:
-        return "there is no base space for a window"
-    return None
-
-
-def why_not_on_the_cpu(call: GridCall) -> str | None:
-    """Why a backend that runs there cannot serve a call."""
-    device = call.q.device
-    return None if device.type == "cpu" else f"it runs on the CPU, and the tensors are on {device}"
-
-
-def why_not_a_table(call: GridCall) -> str | None:
-    """Why a backend that goes over a window, or over a table of all offsets, cannot serve a call."""
-    if reason := why_unsupported_grid(call):
-        return reason
-    if not call.query_grid.shape:
-        return "there is no base space for a window"
-    if call.query_grid.complete and call.bias.spatial is None:
-        return "without a window it needs an encoding that does not factorise: MLP, separable"
-    return None
-
-
 class GridLoop:
     """A loop over a grid as an operator of PyTorch: a backend gives its passes, which take :class:`Arguments`.
 

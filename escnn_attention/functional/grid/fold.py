@@ -4,10 +4,10 @@ Some terms treat every output pose differently before the scores are taken: rota
 queries and keys in the frame of h, and keys of the query's own pose are other keys for every query pose. Seen from one
 pose each of them is ordinary attention, so that pose becomes part of the axis of heads:
 
-- :func:`fold_keys`: attention of the query pose with its own pose.
-- :func:`fold_frames`: absolute and rotary terms become part of the queries and keys of a frame.
-- :func:`fold_measure`: a measure of the keys becomes one more channel, in which every query is 1.
-- :func:`fold_shares`: without a softmax it multiplies the values, divided by its sum.
+- :func:`_fold_keys`: attention of the query pose with its own pose.
+- :func:`_fold_frames`: absolute and rotary terms become part of the queries and keys of a frame.
+- :func:`_fold_measure`: a measure of the keys becomes one more channel, in which every query is 1.
+- :func:`_fold_shares`: without a softmax it multiplies the values, divided by its sum.
 
 What is left are terms that are added to the keys: a function of the offset and a table over the poses.
 """
@@ -41,23 +41,34 @@ def fold(call: _H, points: Tensor, key_points: Tensor | None = None) -> tuple[_H
         points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions. Between two of them an angle is that
             of their offset, so the origin may lie anywhere.
         key_points: the positions of the keys, where these are others.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias
+        >>> from escnn_attention.functional.grid.call import Heads
+        >>> from escnn_attention.functional.grid.fold import fold
+        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
+        >>> rotary = PositionalBias(4, rotary=torch.randn(2, 4, 3, 2))  # 3 of the 4 pairs of channels are rotated
+        >>> call, unfold = fold(Heads(q, k, v, rotary), torch.randn(25, 2))
+        >>> call.q.shape, unfold(call.q).shape  # 2 heads in 4 poses are 8 heads in one
+        (torch.Size([8, 1, 25, 1, 8]), torch.Size([2, 1, 25, 4, 8]))
     """
     if call.normalization == "count":
-        call = fold_shares(call)
+        call = _fold_shares(call)
     if call.bias.adds_to_keys and call.keys == "all":
         return call, None
     undo: list[Unfold] = []
     log_window = call.bias.log_window
     if call.bias.log_measure is not None or log_window is not None:
-        call, unfold = fold_measure(call)
+        call, unfold = _fold_measure(call)
         undo.append(unfold)
     if call.keys == "own" and call.k.shape[3] == 1:
         call = replace(call, keys="all")
     elif call.keys == "own":
-        call, unfold = fold_keys(call)
+        call, unfold = _fold_keys(call)
         undo.append(unfold)
     if call.bias.absolute or call.bias.rotary is not None:
-        call, unfold = fold_frames(call, points, key_points)
+        call, unfold = _fold_frames(call, points, key_points)
         undo.append(unfold)
     if log_window is not None:
         call = replace(call, bias=_weigh_offsets(call.bias, log_window, call.q))
@@ -70,21 +81,11 @@ def fold(call: _H, points: Tensor, key_points: Tensor | None = None) -> tuple[_H
     return call, unfold_all
 
 
-def fold_keys(call: _H) -> tuple[_H, Unfold]:
+def _fold_keys(call: _H) -> tuple[_H, Unfold]:
     r"""Keys restricted to the query's pose, :math:`\hat h = \tilde h`: one head for each of these poses.
 
     In the own mode it is the output pose too. In the mode ``"all"`` each of the heads sees one query pose from all
     output poses, and the output is the sum of these heads.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional import PositionalBias
-        >>> from escnn_attention.functional.grid.call import Heads
-        >>> from escnn_attention.functional.grid.fold import fold_keys
-        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
-        >>> call, unfold = fold_keys(Heads(q, k, v, PositionalBias(4), keys="own"))
-        >>> call.q.shape, unfold(call.q).shape  # 2 heads in 4 poses are 8 heads in one
-        (torch.Size([8, 1, 25, 1, 8]), torch.Size([2, 1, 25, 4, 8]))
     """
     bias = call.bias
     heads, poses = call.q.shape[0], call.q.shape[3]
@@ -130,20 +131,8 @@ def fold_keys(call: _H) -> tuple[_H, Unfold]:
     return replace(call, q=q, k=k, v=v, bias=folded, keys="all"), unfold
 
 
-def fold_frames(call: _H, points: Tensor, key_points: Tensor | None = None) -> tuple[_H, Unfold]:
-    """Absolute and rotary terms: one head for each output pose, in whose frame queries and keys are expressed.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional import PositionalBias
-        >>> from escnn_attention.functional.grid.call import Heads
-        >>> from escnn_attention.functional.grid.fold import fold_frames
-        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
-        >>> rotary = PositionalBias(4, rotary=torch.randn(2, 4, 3, 2))  # 3 of the 4 pairs of channels are rotated
-        >>> call, unfold = fold_frames(Heads(q, k, v, rotary), torch.randn(25, 2))
-        >>> call.q.shape, call.k.shape, unfold(call.q).shape
-        (torch.Size([8, 1, 25, 1, 8]), torch.Size([8, 1, 25, 4, 8]), torch.Size([2, 1, 25, 4, 8]))
-    """
+def _fold_frames(call: _H, points: Tensor, key_points: Tensor | None = None) -> tuple[_H, Unfold]:
+    """Absolute and rotary terms: one head for each output pose, in whose frame queries and keys are expressed."""
     bias, pose, back = call.bias, call.bias.pose, None
     heads, num_poses = call.q.shape[0], bias.num_poses
     # M, H or 1, B, N, J, C: the frame stands beside the head.
@@ -178,22 +167,11 @@ def fold_frames(call: _H, points: Tensor, key_points: Tensor | None = None) -> t
     return replace(call, q=q, k=k, v=v, bias=PositionalBias(1), keys="all"), unfold
 
 
-def fold_measure(call: _H) -> tuple[_H, Unfold]:
+def _fold_measure(call: _H) -> tuple[_H, Unfold]:
     r"""A measure of the keys: one more channel, in which queries are 1 and keys the logarithm of their measure.
 
     With C + 1 channels backends divide by :math:`\sqrt{C + 1}`, for which everything else makes up. For the measure of
     the offsets there is only made room: it is added when all that changes the table of offsets is done.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional import PositionalBias
-        >>> from escnn_attention.functional.grid.call import Heads
-        >>> from escnn_attention.functional.grid.fold import fold_measure
-        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
-        >>> measured = PositionalBias(4, log_measure=torch.randn(4, 1))
-        >>> call, unfold = fold_measure(Heads(q, k, v, measured))
-        >>> call.q.shape, unfold(call.v).shape
-        (torch.Size([2, 1, 25, 4, 9]), torch.Size([2, 1, 25, 4, 8]))
     """
     q, k, v, bias = call.q, call.k, call.v, call.bias
     channels = q.shape[-1]
@@ -225,19 +203,10 @@ def fold_measure(call: _H) -> tuple[_H, Unfold]:
     return replace(call, q=q, k=k, v=F.pad(v, (0, 1)), bias=bias), unfold
 
 
-def fold_shares(call: _H) -> _H:
+def _fold_shares(call: _H) -> _H:
     """Values multiplied by the share of their key in the measure of all keys that a query sees: all see all.
 
     What is left is a sum of values times scores.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional import PositionalBias
-        >>> from escnn_attention.functional.grid.call import Heads
-        >>> from escnn_attention.functional.grid.fold import fold_shares
-        >>> q, k, v = torch.ones(3, 2, 1, 25, 4, 8).unbind()
-        >>> fold_shares(Heads(q, k, v, PositionalBias(4), normalization="count")).v.unique()  # 25 positions of 4 poses
-        tensor([0.0100])
     """
     number, poses = call.k.shape[2:4]
     axes = (-3,) if call.keys == "own" else (-3, -2)  # of the keys that a query sees

@@ -20,14 +20,7 @@ from torch import Tensor
 
 from escnn_attention.exporting.packaged import PackagedLoop
 from escnn_attention.functional.autograd import PRECISE, exactly, needs_operators
-from escnn_attention.functional.grid.call import (
-    Arguments,
-    GridCall,
-    GridLoop,
-    PositionalBias,
-    why_not_on_the_cpu,
-    why_unsupported_grid,
-)
+from escnn_attention.functional.grid.call import Arguments, GridCall, GridLoop, PositionalBias
 from escnn_attention.functional.grid.portable import plainly
 from escnn_attention.functional.native.arguments import Array, Kernel, num_threads
 from escnn_attention.functional.native.build import FOLDER, archive, why_no_compiler
@@ -118,9 +111,11 @@ _packaged_loop = PackagedLoop("grids", archive, why_no_compiler)
 
 def why_unsupported(call: GridCall) -> str | None:
     """Why this backend cannot serve a call."""
-    if reason := why_not_on_the_cpu(call) or why_unsupported_grid(call):
-        return reason
-    positions = call.query_grid
+    positions, device = call.query_grid, call.q.device
+    if device.type != "cpu":
+        return f"it runs on the CPU, and the tensors are on {device}"
+    if not positions.complete and not positions.shape:
+        return "there is no base space for a window"
     has_table = call.bias.spatial is not None or not positions.complete
     if has_table and not (positions.spacing and call.key_grid.spacing):
         return "queries and keys of different spaces have no table of offsets"

@@ -24,7 +24,7 @@ from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional.autograd import PRECISE, is_transformed, recompute
 from escnn_attention.functional.call import QueryMode
 from escnn_attention.functional.grid.call import Arguments, GridCall, PositionalBias
-from escnn_attention.functional.grid.widen import widen
+from escnn_attention.functional.grid.widen import join, widen
 from escnn_attention.functional.registry import chunk_size
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
@@ -332,28 +332,19 @@ def plainly(call: Arguments) -> Tensor:
         return plainly(call._replace(q=call.q.to(exact), k=call.k.to(exact), v=call.v.to(exact))).to(dtype)
     query: QueryMode = "all" if call.sum_query_poses else "own"
     window = Window(call.kernel_size or None, call.window, call.dilation)
-    if window.looks_everywhere and call.spatial is None:
-        return _everything_at_once(call, query)
     of_queries, of_keys = call.spacings or (1, 1)
     grid = keys = Grid(tuple(call.shape), window, device=call.q.device, spacing=of_queries)
     if call.spacings:
         keys = Grid(tuple(call.key_shape), Window(), device=call.q.device, spacing=of_keys)
     bias = PositionalBias(call.num_poses, call.spatial, call.pose)
-    return attention(GridCall(call.q, call.k, call.v, bias, grid, keys, query=query, dropout=call.dropout))
-
-
-def _everything_at_once(call: Arguments, query: QueryMode) -> Tensor:
-    """Global attention with all scores held."""
-    q, pose, cos, sin, readout = call.q, call.pose, call.cos, call.sin, call.readout
-    q = (q.unsqueeze(4) if query == "own" else q.unsqueeze(3)).expand(-1, -1, -1, call.num_poses, -1, -1)
-    score = torch.einsum("mbnhjc,mbkpc->mbnhjkp", q, call.k)
-    if pose is not None:
-        score = score + torch.einsum("mbnhjc,mhpc->mbnhjp", q, pose.expand(len(q), -1, -1, -1)).unsqueeze(-2)
-    if cos is not None and sin is not None and readout is not None:
-        a, b = torch.einsum("mbnhjc,mcf->mbnhjf", q, readout.expand(len(q), -1, -1)).chunk(2, dim=-1)
-        c, s = (t[:, :, : q.shape[2]].transpose(1, 2)[:, None, :, :, None] for t in (cos, sin))
-        wide = torch.cat([a * c - b * s, a * s + b * c], dim=-1)
-        waves = torch.cat([cos, sin], dim=-1)[:, :, -call.k.shape[2] :]
-        score = score + torch.einsum("mbnhjf,mhkf->mbnhjk", wide, waves.expand(len(q), -1, -1, -1)).unsqueeze(-1)
-    p = (score / math.sqrt(q.shape[-1])).flatten(-2).softmax(-1).unflatten(-1, score.shape[-2:])
-    return torch.einsum("mbnhjkp,mbkpc->mbnhc", p, call.v)
+    made = GridCall(call.q, call.k, call.v, bias, grid, keys, query=query, dropout=call.dropout)
+    if call.cos is None or call.sin is None or call.readout is None:
+        return attention(made)
+    q, k = call.q / math.sqrt(call.q.shape[-1]), call.k.unsqueeze(3)
+    q = q.unsqueeze(4 if query == "own" else 3)
+    cos, sin = (t.transpose(1, 2)[:, None, :, :, None] for t in (call.cos, call.sin))  # M or 1, 1, positions, H, 1, F
+    a, b = (q @ call.readout[:, None, None, None]).chunk(2, dim=-1)
+    c, s = cos[:, :, : q.shape[2]], sin[:, :, : q.shape[2]]
+    q = join(dtype, q, a * c - b * s, a * s + b * c)
+    k = join(dtype, k, cos[:, :, -k.shape[2] :], sin[:, :, -k.shape[2] :])
+    return _in_chunks(q, k, call.v, made, made.offsets, bias).expand(-1, -1, -1, call.num_poses, -1)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.functional.grid import triton_tiles, triton_windows
-from escnn_attention.functional.grid.call import GridCall, GridLoop, why_not_a_table
+from escnn_attention.functional.grid.call import GridCall, GridLoop
 from escnn_attention.functional.grid.portable import plainly
 from escnn_attention.functional.grid.triton_launch import positions_side_by_side, steps
 from escnn_attention.functional.launch import why_not_run
@@ -45,8 +45,10 @@ def why_unsupported(call: GridCall) -> str | None:
     """Why this backend cannot serve a call, or None if it can."""
     if reason := why_not_run(call.q.device.type):
         return reason
-    if reason := why_not_a_table(call):
-        return reason
+    if not call.query_grid.shape:
+        return "there is no base space for a window"
+    if call.query_grid.complete and call.bias.spatial is None:
+        return "without a window it needs an encoding that does not factorise: MLP, separable"
     if len(call.query_grid.shape) > 3:
         return f"it needs a grid of one to three axes, got {len(call.query_grid.shape)}"
     _, _, num_positions, query_poses, channels = call.q.shape

@@ -29,6 +29,7 @@ from escnn_attention.functional.grid.call import PositionalBias, angles
 from escnn_attention.functional.rotate import attach_waves
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.lattice import indices
 from escnn_attention.geometry.windows import Window, WindowShape
 
 MAX_CLASSES = 256
@@ -115,12 +116,12 @@ def widen(
         # Of a class without a row this query sees no key, and what stands there is masked.
         index = rows.clamp(min=0)[:, None, None]
         table = table.gather(-1, index.expand(*table.shape[:-1], -1))
-        q = _join(dtype, q, table)
-        k = _join(dtype, k, indicator[:, None, None])
+        q = join(dtype, q, table)
+        k = join(dtype, k, indicator[:, None, None])
     return q.to(dtype), k.to(dtype)
 
 
-def _join(dtype: torch.dtype, *parts: Tensor) -> Tensor:
+def join(dtype: torch.dtype, *parts: Tensor) -> Tensor:
     """Tensors side by side as channels, with the other axes broadcast."""
     shape = torch.broadcast_shapes(*(t.shape[:-1] for t in parts))
     return torch.cat([t.to(dtype).expand(*shape, -1) for t in parts], dim=-1)
@@ -167,19 +168,14 @@ def _classes(grid: Grid) -> tuple[Tensor, Tensor]:
 def _class_tables(
     shape: tuple[int, ...], kernel_size: int, window_shape: WindowShape, dilation: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    number = torch.arange(math.prod(shape))
-    label = torch.zeros_like(number)
-    for n, modulus, stride in zip(shape, _moduli(shape, kernel_size, dilation), _strides(shape), strict=True):
-        label = label * modulus + number // stride % n // dilation % modulus
-    count = math.prod(_moduli(shape, kernel_size, dilation))
-    rows = torch.full((len(number), count), -1)
+    moduli, coordinates = _moduli(shape, kernel_size, dilation), indices([torch.arange(n) for n in shape])
+    label, count = torch.zeros(len(coordinates), dtype=torch.long), math.prod(moduli)
+    for x, modulus in zip(coordinates.unbind(1), moduli, strict=True):
+        label = label * modulus + x // dilation % modulus
+    rows = torch.full((len(label), count), -1)
     blocks = Grid(shape, Window(kernel_size, window_shape, dilation)).blocks(1)
     of_pairs = blocks.rows(0, len(blocks.queries))
     queries, keys, row = torch.broadcast_tensors(blocks.queries[:, :, None], blocks.keys[:, None], of_pairs)
     seen = (queries >= 0) & (keys >= 0) & (row >= 0)
     rows[queries[seen], label[keys[seen]]] = row[seen]
     return torch.eye(count)[label].to(device), rows.to(device)
-
-
-def _strides(shape: tuple[int, ...]) -> list[int]:
-    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
