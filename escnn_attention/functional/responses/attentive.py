@@ -19,7 +19,7 @@ from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional.autograd import PRECISE, Operator, Passes
 from escnn_attention.functional.registry import chunk_size
 from escnn_attention.functional.responses.convolution import convolve, views, wrapped
-from escnn_attention.functional.responses.responses import Arguments, backward_pass, empty_result, forward_pass
+from escnn_attention.functional.responses.responses import Arguments, backward_pass, forward_pass, room
 
 RESPONSES_PER_CHUNK = 2**20
 """The number of responses that are worked on at once on a CPU: 4 MB in float32, up to five times over."""
@@ -215,21 +215,8 @@ def _attended(call: Arguments) -> Tensor:
     return _operator(call)
 
 
-def _run_forward(call: Arguments) -> tuple[Tensor, Tensor]:
-    """The output; the backward pass needs no more than the arguments."""
-    return forward_pass(call), call.x.new_empty(0)
-
-
-def _run_backward(call: Arguments, grad: Tensor, _: Tensor | None, __: Tensor, ___: list[bool]) -> list[Tensor | None]:
-    return backward_pass(call, grad)
-
-
-def _empty(call: Arguments) -> tuple[Tensor, Tensor]:
-    return empty_result(call), call.x.new_empty(0)
-
-
 def _plainly(call: Arguments) -> Tensor:
     return written_out(call)[0]
 
 
-_operator = Operator("attentive", Arguments, 5, Passes(_run_forward, _run_backward, _empty, _plainly))
+_operator = Operator("attentive", Arguments, 5, Passes(forward_pass, backward_pass, room, _plainly))

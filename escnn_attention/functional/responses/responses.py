@@ -279,18 +279,19 @@ class _Gradients:
         return [None if t is None else t.contiguous() for t in (x, kernel, squeeze, excite, spatial)]
 
 
-def forward_pass(arguments: Arguments) -> Tensor:
-    """The sum of the attended responses, ``(B, out_fields, out_poses, *space)``."""
-    call, out = _Call(arguments), empty_result(arguments).zero_()
+def forward_pass(arguments: Arguments) -> tuple[Tensor, Tensor]:
+    """The sum of the attended responses, ``(B, out_fields, out_poses, *space)``; the backward pass needs no more."""
+    call, (out, nothing) = _Call(arguments), room(arguments)
+    out.zero_()
     by_row = out.flatten(1, 2).flatten(2)
     for pose, images, parts in call.chunks():
         seen = call.seen(pose, images)
         for rows in parts:
             by_row[images, rows] += _Chunk(call, pose, rows, seen).forward()
-    return out
+    return out, nothing
 
 
-def backward_pass(arguments: Arguments, grad: Tensor) -> list[Tensor | None]:
+def backward_pass(arguments: Arguments, grad: Tensor, *_: Any) -> list[Tensor | None]:
     """The gradients of the tensors among the arguments."""
     call = _Call(arguments)
     grads = _Gradients(call)
@@ -306,7 +307,7 @@ def backward_pass(arguments: Arguments, grad: Tensor) -> list[Tensor | None]:
     return grads.of_arguments(call)
 
 
-def empty_result(arguments: Arguments) -> Tensor:
-    """An uninitialised tensor of the shape that the forward pass returns."""
-    fields, poses = arguments.kernel.shape[:2]
-    return arguments.x.new_empty(len(arguments.x), fields, poses, *arguments.space)
+def room(arguments: Arguments) -> tuple[Tensor, Tensor]:
+    """Room for what the forward pass returns."""
+    x, (fields, poses, *_) = arguments.x, arguments.kernel.shape
+    return x.new_empty(len(x), fields, poses, *arguments.space), x.new_empty(0)
