@@ -1,85 +1,115 @@
 """Random calls of the attention, which every backend is compared on."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import strategies as st
 
-from escnn_attention.functional import BACKENDS, ON_GRIDS, PositionalBias, Waves, attention
+from escnn_attention.functional import BACKENDS, ON_GRIDS, PositionalBias, Waves
 from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Window, shape_of
+
+TABLES = ("spatial", "query_spatial", "pose", "rotary", "log_measure", "log_window")
+
+
+def call_of(query_grid, key_grid, poses, terms, heads=2, channels=3, batch=2, dtype=torch.float64, seed=0, **modes):
+    """A call whose tensors require gradients, with the terms that are named.
+
+    Args:
+        query_grid, key_grid: the same where queries and keys are on one grid.
+        poses: how many the output, the keys and the queries have.
+        terms: any of spatial, waves, pose, rotary, absolute, measure (of keys), weights (of offsets), and shared for
+            terms that all heads share.
+        heads, channels, batch, dtype, seed: of the tensors.
+        modes: of the call.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order, key_poses, query_poses = poses
+    offsets = query_grid if key_grid is query_grid else GridPair(query_grid, key_grid)
+    positions, keys, dim = query_grid.num_positions, key_grid.num_positions, len(query_grid.shape)
+
+    def random(*size):
+        return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+    q = random(heads, batch, positions, query_poses, channels)
+    k, v = random(heads, batch, keys, key_poses, channels), random(heads, batch, keys, key_poses, channels)
+    table_heads, absolute = 1 if "shared" in terms else heads, "absolute" in terms
+    rows, given = len(offsets.averaged(offsets.offsets)), {}
+    if "spatial" in terms:
+        given["spatial"] = random(table_heads, order, keys if absolute else rows, channels)
+    if "pose" in terms:
+        given["pose"] = random(table_heads, order, key_poses, channels)
+    if "waves" in terms:
+        given["waves"] = Waves(random(table_heads, order, 2, dim), random(heads, channels, 4))
+    if "rotary" in terms:
+        given["rotary"] = random(table_heads, order, channels // 2, dim)
+    if "measure" in terms:
+        given["log_measure"] = random(key_poses, keys)
+    if "weights" in terms:
+        given["log_window"] = random(rows)
+    if absolute and key_grid is not query_grid:
+        given["query_spatial"] = random(table_heads, order, positions, channels)
+    return GridCall(q, k, v, PositionalBias(order, absolute=absolute, **given), query_grid, key_grid, **modes)
 
 
 def case(
     order, key_poses, query_poses, shape, window, terms, heads=2, channels=3, batch=2, dtype=torch.float64, seed=0
 ):
-    """Queries, keys and values that require gradients, a grid, and the terms that are named.
-
-    ``terms`` has any of spatial, waves, pose, rotary, absolute, measure (of keys), weights (of offsets), and shared for
-    terms that all heads share.
-    """
-    generator = torch.Generator().manual_seed(seed)
+    """Queries, keys and values of :func:`call_of`, the one grid of this shape and window, and the bias."""
     grid = Grid(shape, window, dtype=dtype)
-
-    def random(*size):
-        return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-
-    n = grid.num_positions
-    q = random(heads, batch, n, query_poses, channels)
-    k, v = random(heads, batch, n, key_poses, channels), random(heads, batch, n, key_poses, channels)
-    table_heads = 1 if "shared" in terms else heads
-    rows = n if "absolute" in terms else len(grid.averaged(grid.offsets))
-    spatial = random(table_heads, order, rows, channels) if "spatial" in terms else None
-    pose = random(table_heads, order, key_poses, channels) if "pose" in terms else None
-    waves = rotary = None
-    if "waves" in terms:
-        waves = Waves(random(table_heads, order, 2, len(shape)), random(heads, channels, 4))
-    if "rotary" in terms:
-        rotary = random(table_heads, order, channels // 2, len(shape))
-    measure = random(key_poses, n) if "measure" in terms else None
-    weights = random(len(grid.averaged(grid.offsets))) if "weights" in terms else None
-    return (q, k, v), grid, PositionalBias(order, spatial, pose, "absolute" in terms, waves, rotary, measure, weights)
+    call = call_of(grid, grid, (order, key_poses, query_poses), terms, heads, channels, batch, dtype, seed)
+    return (call.q, call.k, call.v), grid, call.bias
 
 
-def leaves(tensors, terms):
+def changed(bias, function):
+    """The bias with what a function makes of each of its tensors."""
+    tables = {name: function(t) for name in TABLES if (t := getattr(bias, name)) is not None}
+    waves = bias.waves and Waves(function(bias.waves.frequencies), function(bias.waves.readout))
+    return replace(bias, waves=waves, **tables)
+
+
+def leaves(tensors, bias):
     """Everything there is a gradient for."""
-    waves = () if terms.waves is None else (terms.waves.frequencies, terms.waves.readout)
-    measures = (terms.log_measure, terms.log_window)
-    return [t for t in (*tensors, terms.spatial, terms.pose, *waves, terms.rotary, *measures) if t is not None]
+    waves = () if bias.waves is None else (bias.waves.frequencies, bias.waves.readout)
+    return [t for t in (*tensors, *(getattr(bias, name) for name in TABLES), *waves) if t is not None]
 
 
-def doubled(tensors, terms):
-    """The same numbers in float64, as new leaves."""
+def doubled(tensors, bias, dtype=torch.float64):
+    """The same numbers in float64, or another precision, as new leaves."""
 
     def copy(t):
-        return None if t is None else t.detach().double().requires_grad_()
+        return t.detach().to(dtype).requires_grad_()
 
-    waves = terms.waves
-    if waves is not None:
-        waves = Waves(copy(waves.frequencies), copy(waves.readout))
-    exact = PositionalBias(
-        terms.num_poses,
-        copy(terms.spatial),
-        copy(terms.pose),
-        terms.absolute,
-        waves,
-        copy(terms.rotary),
-        copy(terms.log_measure),
-        copy(terms.log_window),
-    )
-    return tuple(copy(t) for t in tensors), exact
+    return tuple(map(copy, tensors)), changed(bias, copy)
+
+
+def outcome(call, backend):
+    """The output of a call, and the gradients of its leaves."""
+    out = ON_GRIDS.compute(call, backend)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
+    wanted = leaves((call.q, call.k, call.v), call.bias)
+    return [out, *torch.autograd.grad((out * weight).sum(), wanted, allow_unused=True)]
 
 
 def outputs_and_gradients(backend, tensors, grid, terms, query, keys="all", dropout=0.0):
-    out = attention(*tensors, grid, terms, query=query, keys=keys, dropout=dropout, backend=backend)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
-    return [out, *torch.autograd.grad((out * weight).sum(), leaves(tensors, terms), allow_unused=True)]
+    return outcome(GridCall(*tensors, terms, grid, grid, query=query, keys=keys, dropout=dropout), backend)
 
 
 def refusal(backend, tensors, grid, terms, query, keys="all", dropout=0.0):
     """Why a backend cannot serve a call, or None."""
     call, _ = ON_GRIDS.fold(GridCall(*tensors, terms, grid, grid, query=query, keys=keys, dropout=dropout))
     return BACKENDS[backend].why_unsupported(call)
+
+
+def assert_as_exact(backend, tensors, grid, terms, query, tolerance):
+    """In the precision of the tensors, outputs and gradients are those of the formula in float64, up to a tolerance."""
+    exact, exact_terms = doubled(tensors, terms)
+    got = outputs_and_gradients(backend, tensors, grid, terms, query)
+    assert all(t is None or t.dtype == tensors[0].dtype for t in got)
+    assert_same(got, outputs_and_gradients("reference", exact, grid, exact_terms, query), tolerance)
 
 
 def assert_same(got, expected, rtol=1e-10, atol=1e-11):

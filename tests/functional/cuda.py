@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from escnn_attention.functional import BACKENDS, BETWEEN_POINTS, ON_GRIDS, Backend, Waves, launch
+from escnn_attention.functional import BACKENDS, BETWEEN_POINTS, ON_GRIDS, Backend, launch
 from escnn_attention.functional.grid import dense
 from escnn_attention.functional.points import call as points_call
 from escnn_attention.functional.points import dense as points_dense
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.neighbours import Neighbourhood
+from tests.functional.cases import changed
 
 
 def needs_cuda(test):
@@ -20,16 +21,11 @@ def needs_cuda(test):
 def on_cuda(backend):
     """The same backend between copies of the arguments to the device and of the output from it."""
 
-    def move(t):
-        return None if t is None else t.cuda()
-
     def attention(call):
-        grid, terms = call.query_grid, call.bias
-        grid = Grid(grid.shape, grid.window, dtype=grid.offsets.dtype, device="cuda")
-        waves = terms.waves and Waves(move(terms.waves.frequencies), move(terms.waves.readout))
-        terms = replace(terms, spatial=move(terms.spatial), pose=move(terms.pose), waves=waves)
-        moved = replace(call, q=move(call.q), k=move(call.k), v=move(call.v), bias=terms)
-        moved = replace(moved, query_grid=grid, key_grid=grid)
+        given, terms = call.query_grid, changed(call.bias, torch.Tensor.cuda)
+        grid = Grid(given.shape, given.window, dtype=given.offsets.dtype, device="cuda")
+        q, k, v = (t.cuda() for t in (call.q, call.k, call.v))
+        moved = replace(call, q=q, k=k, v=v, bias=terms, query_grid=grid, key_grid=grid)
         assert BACKENDS[backend].why_unsupported(moved) is None
         return BACKENDS[backend].attention(moved).cpu()
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escnn_attention.functional import irreps as module
+from tests.functional.cases import in_threads
 
 needs_compiler = pytest.mark.skipif(
     module.why_not_built(torch.float64) is not None, reason=str(module.why_not_built(torch.float64))
@@ -142,16 +143,10 @@ def test_the_sums(data):
 
 @needs_compiler
 def test_the_same_bits_for_any_number_of_threads():
-    case, before = Case(images=3, number=500, fields=5, groups=2, dtype=torch.float32), torch.get_num_threads()
-    try:
-        found = []
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            found.append(case.natively())
-    finally:
-        torch.set_num_threads(before)
-    for others in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
+    case = Case(images=3, number=500, fields=5, groups=2, dtype=torch.float32)
+    first, *others = in_threads((1, 2, 5), case.natively)
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @needs_compiler

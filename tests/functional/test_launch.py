@@ -41,4 +41,4 @@ def test_sums_have_one_order():
     """Kernels add nothing atomically, but where each number is a sum of one thread, in the order of its program."""
     folder = Path(functional.__file__).parent
     found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if "tl.atomic" in path.read_text()}
-    assert found <= {"grid/triton_kernels.py", "grid/triton_kernels_own.py"}
+    assert found <= {"grid/triton_kernels.py"}

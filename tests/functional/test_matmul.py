@@ -111,39 +111,29 @@ def arguments(*shapes):
 channels = pytest.mark.parametrize("size", [3, 13])
 
 
-@channels
-def test_grouped_products(size):
-    x, weight, y = arguments((4, size), (5, 2, size), (5, 4, 2))
-    torch.testing.assert_close(grouped_linear(x, weight), torch.einsum("ns,gos->gno", x, weight))
-    torch.testing.assert_close(grouped_linear_transpose(y, weight), torch.einsum("gno,gos->ns", y, weight))
-
-
 @pytest.fixture(params=["ours", "PyTorch's"])
 def gradients(request, monkeypatch):
     """Of maps of how few numbers PyTorch takes the gradients."""
     monkeypatch.setattr(module, "SMALL", 0 if request.param == "ours" else 2**20)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @channels
 @pytest.mark.parametrize("groups", [1, 5])
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.usefixtures("gradients")
-def test_grouped_products_with_a_bias(size, groups):
+def test_grouped_products(size, groups, biased):
     x, weight, y, added, shift = arguments((4, size), (groups, 2, size), (groups, 4, 2), (groups, 2), (size,))
-    torch.testing.assert_close(grouped_linear(x, weight, added), grouped_linear(x, weight) + added[:, None])
-    torch.testing.assert_close(grouped_linear_transpose(y, weight, shift), grouped_linear_transpose(y, weight) + shift)
-    for check in torch.autograd.gradcheck, torch.autograd.gradgradcheck:
-        assert check(grouped_linear, (x, weight, added))
-        assert check(grouped_linear_transpose, (y, weight, shift))
-
-
-@channels
-@pytest.mark.usefixtures("gradients")
-def test_derivatives_of_grouped_products(size):
-    x, weight, y = arguments((4, size), (2, 2, size), (2, 4, 2))
-    for check in torch.autograd.gradcheck, torch.autograd.gradgradcheck:
-        assert check(grouped_linear, (x, weight))
-        assert check(grouped_linear_transpose, (y, weight))
+    mapped, collected = torch.einsum("ns,gos->gno", x, weight), torch.einsum("gno,gos->ns", y, weight)
+    for function, given, expected, bias, added_to_each in (
+        (grouped_linear, x, mapped, added, added[:, None]),
+        (grouped_linear_transpose, y, collected, shift, shift),
+    ):
+        inputs = (given, weight, bias) if biased else (given, weight)
+        expected = expected + added_to_each if biased else expected
+        torch.testing.assert_close(function(*inputs), expected)
+        for check in torch.autograd.gradcheck, torch.autograd.gradgradcheck:
+            assert check(function, inputs)
 
 
 @channels
@@ -327,23 +317,33 @@ def test_inside_transforms(groups):
     torch.testing.assert_close(tangent, gather_columns(weight, seen))
 
 
-@pytest.mark.parametrize("lies", ["by group", "across", "by position"])
+@pytest.mark.parametrize("lies", ["by group", "across", "by position", "otherwise"])
 def test_parts_have_gradients_in_every_order_of_memory(request, lies):
     """With a gradient in one piece that lies as the product has made what is taken apart."""
-    by_group = torch.randn(6, 4, 3, 2, 2, 5, dtype=torch.float64)
-    if lies != "by group":  # as a GPU would have it
+    if lies in ("across", "by position"):  # as a GPU would have it
         request.getfixturevalue("interpreted_kernels")
-    made = {
-        "by group": by_group,
-        "across": by_group.permute(1, 0, 4, 5, 2, 3).contiguous().permute(1, 0, 4, 5, 2, 3),
-        "by position": by_group.permute(1, 2, 3, 0, 4, 5).contiguous().permute(3, 0, 1, 2, 4, 5),
-    }[lies].requires_grad_()
-    parts = apart(made, 3, made.stride(2) == 2)
-    (grad,) = torch.autograd.grad(sum((i + 1) * part.square().sum() for i, part in enumerate(parts)), made)
+    axes = {
+        "by group": (0, 1, 2, 3, 4, 5),
+        "across": (1, 0, 4, 5, 2, 3),
+        "by position": (1, 2, 3, 0, 4, 5),
+        "otherwise": (2, 3, 0, 1, 5, 4),
+    }[lies]
+    by_group = torch.randn(6, 4, 3, 2, 2, 5, dtype=torch.float64)
+    back = [axes.index(i) for i in range(6)]
+    made = by_group.permute(axes).contiguous().permute(back).requires_grad_()
+
+    def parts(made):
+        return apart(made, 3, made.stride(2) == 2)
+
+    def weighted(made):
+        return sum((i + 1) * part.square().sum() for i, part in enumerate(parts(made)))
+
+    (grad,) = torch.autograd.grad(weighted(made), made)
     assert grad.stride() == made.stride()
-    assert all(torch.equal(part, whole) for part, whole in zip(parts, by_group.chunk(3), strict=True))
+    assert all(torch.equal(part, whole) for part, whole in zip(parts(made), by_group.chunk(3), strict=True))
     expected = 2 * torch.arange(1.0, 4.0).repeat_interleave(2).view(-1, 1, 1, 1, 1, 1) * by_group
     torch.testing.assert_close(grad, expected.detach())
+    assert torch.autograd.gradgradcheck(weighted, made, fast_mode=True)
 
 
 @pytest.mark.parametrize("gathers", [False, True])
@@ -366,18 +366,3 @@ def test_parts_are_those_of_one_map(gathers, biased, few, number, across, monkey
     torch.testing.assert_close(torch.cat(list(parts)), whole)
     gradients = torch.autograd.grad(torch.cat(list(parts)).square().sum(), leaves)
     torch.testing.assert_close(gradients, torch.autograd.grad(whole.square().sum(), leaves))
-
-
-def test_gradients_of_parts_lie_in_memory_as_the_whole():
-    x, grads = torch.randn(2, 5, 6, 4, 3, dtype=torch.float64, requires_grad=True), []
-
-    def function(x):
-        whole = 2 * x.movedim(2, 0).transpose(-1, -2)
-        whole.register_hook(grads.append)
-        return sum((i + 1) * part.sin() for i, part in enumerate(apart(whole, 3)))
-
-    function(x).sum().backward()
-    weights = torch.arange(1, 4).repeat_interleave(2).view(1, 1, 6, 1, 1)
-    torch.testing.assert_close(x.grad, 2 * weights * (2 * x).cos())
-    assert grads[0].stride() == (2 * x).movedim(2, 0).transpose(-1, -2).stride()
-    assert torch.autograd.gradgradcheck(function, x, fast_mode=True)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from escnn_attention.functional import BACKENDS, ON_GRIDS, Backend, PositionalBias, attention, registry, working_memory
-from escnn_attention.functional.grid import portable
+from escnn_attention.functional.grid import dense, portable, triton
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
-from tests.functional.cases import assert_same, case, outputs_and_gradients
+from tests.functional.cases import assert_same, case, changed, leaves, outputs_and_gradients
 
 
 @pytest.fixture(autouse=True)
@@ -76,19 +76,46 @@ def test_a_backend_is_chosen_once_for_calls_of_a_kind(monkeypatch):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("which", ["q", "k", "v"])
 def test_values_that_are_not_finite_reach_those_who_see_them_and_no_others(backend, value, which):
-    q, k, v, grid, terms = arguments(7)
+    (q, k, v), grid, terms = case(2, 2, 2, (7,), Window(3), {"spatial", "pose"}, channels=2)
     clean = attention(q, k, v, grid, terms, backend=backend)
-    tensors = {"q": q.clone(), "k": k.clone(), "v": v.clone()}
-    tensors[which][..., 2, :, 0] = value
+    tensors = {name: t.detach().clone() for name, t in (("q", q), ("k", k), ("v", v))}
+    tensors[which][1, 0, 2, 0, 0] = value
     out = attention(*tensors.values(), grid, terms, backend=backend)
-    reached = {2} if which == "q" else {1, 2, 3}
-    for position in range(7):
-        if position not in reached:
-            assert torch.equal(out[:, :, position], clean[:, :, position]) or torch.allclose(
-                out[:, :, position], clean[:, :, position], rtol=1e-12
-            )
-        elif which == "v" or value != value:
-            assert not torch.isfinite(out[:, :, position]).all()
+    reached = torch.zeros(2, 2, 7, dtype=torch.bool)
+    reached[1, 0, 2 if which == "q" else slice(1, 4)] = True
+    torch.testing.assert_close(out[~reached], clean[~reached], rtol=1e-12, atol=0)
+    if which == "v" or value != value:
+        assert not out[reached].isfinite().flatten(1).all(1).any()
+
+
+@pytest.mark.sampled(1, of="compiled graphs")
+@pytest.mark.parametrize(
+    ("backend", "window", "kinds"),
+    [
+        ("native", Window(3), {"spatial", "pose"}),
+        ("triton", Window(3), {"spatial", "pose"}),
+        ("tiles", Window(3), {"spatial", "pose"}),
+        ("dense", Window(), {"waves", "pose"}),
+        ("dense", Window(3), {"waves", "pose"}),
+    ],
+)
+def test_compiles_in_one_graph(monkeypatch, backend, window, kinds):
+    monkeypatch.setattr(dense, "ENTRIES_PER_CHUNK", 1)
+    if backend == "tiles":
+        monkeypatch.setattr(triton, "tiled", lambda *_: True)
+    tensors, grid, terms = case(2, 2, 2, (3, 4), window, kinds, batch=1)
+    # Tables come from the encodings in any order in memory.
+    terms = changed(terms, lambda t: t.detach().transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_())
+
+    def function(q, k, v):
+        return attention(q, k, v, grid, terms, backend="triton" if backend == "tiles" else backend)
+
+    torch._dynamo.reset()
+    results = []
+    for f in (torch.compile(function, fullgraph=True, backend="aot_eager"), function):
+        out = f(*tensors)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves(tensors, terms))])
+    assert_same(*results)
 
 
 @pytest.mark.parametrize("backend", sorted(set(ON_GRIDS.backends) - {"linear"}))

@@ -16,7 +16,7 @@ from escnn_attention import (
     sequence_space,
     space_time,
 )
-from escnn_attention.functional import PositionalBias, attention, working_memory
+from escnn_attention.functional import PositionalBias, attention
 from escnn_attention.functional.grid.native import why_not_built
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
@@ -120,30 +120,6 @@ def test_one_of_two_shortest_offsets_is_not_enough():
             errors.append((turned - layer.out_type(y).transform(g).tensor).norm() / y.norm())
         assert errors[0] < 1e-10
         assert max(errors) > 1e-3
-
-
-@pytest.mark.parametrize("name", TORI)
-@pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize("encoding", ["mlp", "fourier", "none"])
-@pytest.mark.sampled(10)
-def test_backends_agree_on_tori(name, query, encoding):
-    """Values and gradients, in chunks of any size, with a mask too."""
-    layer, x = torus(name, encoding, query=query)
-    mask = torch.rand(1, *x.shape[2:]) < 0.7
-    x.tensor.requires_grad_()
-    for given, memory in ((None, None), (mask, None), (None, 40_000)):
-        expected = None
-        for backend in BACKENDS:
-            layer.plain.backend = backend
-            with working_memory(memory):
-                y = layer(x, given).tensor
-                weight = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=y.dtype)
-                inputs = [x.tensor, *layer.parameters()]
-                found = [y, *torch.autograd.grad((y * weight).sum(), inputs, allow_unused=True)]
-            expected = expected or found
-            for a, b in zip(found, expected, strict=True):
-                assert (a is None) == (b is None)
-                assert a is None or (a - b).norm() < 1e-10 * (1 + b.norm())
 
 
 @pytest.mark.sampled(5)

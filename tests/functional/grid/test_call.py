@@ -23,15 +23,6 @@ def test_waves_are_a_function_of_the_turned_offset():
     torch.testing.assert_close(table, encoding.offsets(delta @ turn.transpose(-1, -2)))
 
 
-def test_phases_are_no_products_in_half_precision():
-    """Those of far points would be off by whole turns."""
-    some = Waves(torch.randn(1, 3, 4, 2), torch.randn(1, 5, 8))
-    points = 100 * torch.randn(7, 2)
-    with torch.autocast("cpu", torch.bfloat16):
-        phases = some.phases(points)
-    assert all(torch.equal(a, b) for a, b in zip(phases, some.phases(points), strict=True))
-
-
 @pytest.mark.parametrize("window", [Window(), Window(5, "square", 2)])
 def test_offsets_between_positions_are_differences_of_scaled_coordinates(window):
     """What lets waves, and rotations, factorise."""
@@ -40,13 +31,6 @@ def test_offsets_between_positions_are_differences_of_scaled_coordinates(window)
     rows = grid.rows(places[:, None], places)
     points = grid.places
     torch.testing.assert_close(grid.offsets[rows.clamp(min=0)][rows >= 0], (points - points[:, None])[rows >= 0])
-
-
-def test_phases_are_worked_out_in_single_precision_at_least():
-    half = Waves(*(t.bfloat16() for t in (waves().frequencies, waves().readout)))
-    cos, sin = half.phases(torch.randn(6, 2))
-    assert cos.dtype == sin.dtype == torch.float32
-    assert half.table(torch.randn(6, 2)).dtype == torch.bfloat16
 
 
 def test_explicit_terms():

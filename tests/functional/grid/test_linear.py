@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from escnn_attention.functional import ON_GRIDS, GridCall
+from escnn_attention.functional import ON_GRIDS
 from escnn_attention.functional.grid import linear
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
-from tests.functional.cases import case, leaves
+from tests.functional.cases import call_of, outcome
 
 TERMS = {
     "nothing": (),
@@ -23,14 +23,9 @@ TERMS = {
 }
 
 
-def calls(terms, query="own", keys="all", shape=(3, 4), channels=4):
-    tensors, grid, bias = case(3, 3, 3, shape, Window(), terms, channels=channels)
-    return GridCall(*tensors, bias, grid, grid, query=query, keys=keys, normalization="count"), leaves(tensors, bias)
-
-
-def outcome(call, wanted, backend):
-    out = ON_GRIDS.compute(call, backend)
-    return [out, *torch.autograd.grad(out.sin().sum(), wanted, allow_unused=True)]
+def call_by(terms, query="own", keys="all", shape=(3, 4), channels=4):
+    grid = Grid(shape, Window())
+    return call_of(grid, grid, (3, 3, 3), terms, channels=channels, query=query, keys=keys, normalization="count")
 
 
 @pytest.mark.sampled(12)
@@ -39,9 +34,9 @@ def outcome(call, wanted, backend):
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("terms", TERMS)
 def test_it_is_the_formula(terms, query, keys, rotates_values):
-    call, wanted = calls(TERMS[terms], query, keys)
+    call = call_by(TERMS[terms], query, keys)
     call = replace(call, bias=replace(call.bias, rotates_values=rotates_values))
-    got, expected = outcome(call, wanted, "auto"), outcome(call, wanted, "reference")
+    got, expected = outcome(call, "auto"), outcome(call, "reference")
     for a, b in zip(got, expected, strict=True):
         assert (a is None) == (b is None)
         if a is not None:
@@ -51,7 +46,7 @@ def test_it_is_the_formula(terms, query, keys, rotates_values):
 
 
 def test_the_formula_written_out():
-    call, _ = calls(("waves", "pose", "measure"))
+    call = call_by(("waves", "pose", "measure"))
     q, k, v = call.q, call.k, call.v
     table, rows = call.bias.waves.table(call.query_grid.offsets), torch.arange(12)
     rho = table[:, :, call.query_grid.rows(rows[:, None], rows)][:, :, :, :, None] + call.bias.pose[:, :, None, None]
@@ -66,7 +61,7 @@ def test_the_formula_written_out():
 def test_operations_are_proportional_to_the_positions(terms):
     def operations(backend, side):
         with FlopCounterMode(display=False) as counter:
-            ON_GRIDS.compute(calls(TERMS[terms], shape=(side, side))[0], backend)
+            ON_GRIDS.compute(call_by(TERMS[terms], shape=(side, side)), backend)
         return counter.get_total_flops()
 
     assert operations("linear", 12) <= 4 * operations("linear", 6)
@@ -82,8 +77,8 @@ def test_operations_are_proportional_to_the_positions(terms):
     ],
 )
 def test_what_it_does_not_serve(changes, reason):
-    call, _ = calls(())
+    call = call_by(())
     assert reason in linear.why_unsupported(replace(call, **changes))
-    assert "factorises" in linear.why_unsupported(calls(("spatial",))[0])
+    assert "factorises" in linear.why_unsupported(call_by(("spatial",)))
     with pytest.raises(ValueError, match=r"backend: 'blocked' .* softmax"):
         ON_GRIDS.compute(call, "blocked")

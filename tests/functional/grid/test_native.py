@@ -13,19 +13,20 @@ from hypothesis import strategies as st
 
 from escnn_attention.functional import ON_GRIDS, PositionalBias, Waves, attention, working_memory
 from escnn_attention.functional.grid import native
-from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Window, shape_of
 from tests.functional.cases import (
+    assert_as_exact,
     assert_independent,
     assert_same,
+    call_of,
     case,
     cases,
     doubled,
     in_threads,
     leaves,
+    outcome,
     outputs_and_gradients,
     refusal,
 )
@@ -195,17 +196,6 @@ def test_wide_heads_without_gradients_are_fused_in_any_number_of_threads(monkeyp
     assert torch.equal(*found)
 
 
-@pytest.mark.sampled(1, of="compiled graphs")
-def test_is_one_node_for_compilers():
-    (q, k, v), grid, terms = case(2, 2, 2, (4, 5), Window(3), {"spatial", "pose"})
-
-    def function(q, k, v):
-        return attention(q, k, v, grid, terms, backend="native")
-
-    compiled_function = torch.compile(function, fullgraph=True, backend="aot_eager")
-    assert_same([compiled_function(q, k, v)], [function(q, k, v)])
-
-
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory cannot be reset")
 def test_holds_a_bounded_chunk_of_an_image():
     """Its threads lay out bands of rows, as many as fit."""
@@ -324,27 +314,8 @@ PAIRS = [
 
 def between(shape, key_shape, spacings, window, order=3, key_poses=4, channels=3, heads=2, batch=2, query="own"):
     """A call with a table of offsets between two grids."""
-    grid, keys = Grid(shape, window, spacing=spacings[0]), Grid(key_shape, Window(), spacing=spacings[1])
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*size):
-        return torch.randn(size, generator=generator, dtype=torch.float64).requires_grad_()
-
-    q = random(heads, batch, grid.num_positions, order, channels)
-    k, v = (random(heads, batch, keys.num_positions, key_poses, channels) for _ in range(2))
-    table = random(heads, order, len(GridPair(grid, keys).offsets), channels)
-    bias = PositionalBias(order, table, random(1, order, key_poses, channels))
-    return GridCall(q, k, v, bias, grid, keys, query=query)
-
-
-def results(call, backend, dtype=torch.float64):
-    """The output of a call, and the gradients of its tensors."""
-    (q, k, v), terms = doubled((call.q, call.k, call.v), call.bias)
-    found = [t.detach().to(dtype).requires_grad_() for t in leaves((q, k, v), terms)]
-    bias = replace(terms, spatial=found[3], pose=found[4])
-    out = ON_GRIDS.compute(replace(call, q=found[0], k=found[1], v=found[2], bias=bias), backend)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
-    return [out, *torch.autograd.grad((out * weight).sum(), found)]
+    grids = Grid(shape, window, spacing=spacings[0]), Grid(key_shape, Window(), spacing=spacings[1])
+    return call_of(*grids, (order, key_poses, order), {"spatial", "pose"}, heads, channels, batch, query=query)
 
 
 @pytest.mark.sampled
@@ -353,11 +324,12 @@ def results(call, backend, dtype=torch.float64):
 @pytest.mark.parametrize(("order", "key_poses", "channels"), [(1, 1, 1), (5, 6, 9), (3, 3, 4)])
 def test_two_grids_as_the_reference(pair, query, order, key_poses, channels):
     call = between(*pair, order, key_poses, channels, query=query)
-    expected = results(call, "reference")
+    expected = outcome(call, "reference")
     for memory in (1, 2**26):  # bands of few rows, and of all
         with working_memory(memory):
-            assert_same(results(call, "native"), expected, 1e-12)
-    single = {b: results(call, b, torch.float32) for b in ("native", "blocked")}
+            assert_same(outcome(call, "native"), expected, 1e-12)
+    (q, k, v), bias = doubled((call.q, call.k, call.v), call.bias, torch.float32)
+    single = {b: outcome(replace(call, q=q, k=k, v=v, bias=bias), b) for b in ("native", "blocked")}
     for ours, theirs, exactly in zip(single["native"], single["blocked"], expected, strict=True):
         error, other = ((t.double() - exactly).norm() for t in (ours, theirs))
         assert error <= 2 * max(other, 2e-7 * exactly.norm()) + 1e-6
@@ -368,13 +340,13 @@ def test_two_grids_as_the_reference(pair, query, order, key_poses, channels):
 @pytest.mark.parametrize("batch", [4, 9, 12])
 def test_two_small_grids_of_images_side_by_side(pair, batch):
     call = between(*pair, 3, 6, 2, heads=8, batch=batch)
-    assert_same(results(call, "native"), results(call, "reference"), 1e-12)
+    assert_same(outcome(call, "native"), outcome(call, "reference"), 1e-12)
 
 
 @pytest.mark.parametrize("pair", [PAIRS[2], PAIRS[6]], ids=str)
 def test_two_grids_in_any_number_of_threads(pair):
     call = between(*pair, batch=5)
-    found = in_threads((1, 3), lambda: results(call, "native"))
+    found = in_threads((1, 3), lambda: outcome(call, "native"))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
@@ -395,12 +367,13 @@ def test_dropout_between_two_grids_is_that_of_the_backward_pass(query):
     assert not torch.allclose(whole, ON_GRIDS.compute(replace(call, dropout=0.0), "native"), rtol=1e-3)
 
 
+@pytest.mark.parametrize("backend", ["native", "blocked"])
 @pytest.mark.parametrize("pair", [PAIRS[0], PAIRS[1], ((8, 8), (32, 32), (4, 1), Window(3))], ids=str)
-def test_what_is_not_finite_stays_in_its_window_between_two_grids(pair):
+def test_what_is_not_finite_stays_in_its_window_between_two_grids(pair, backend):
     call = between(*pair, order=2, key_poses=2, batch=1)
     with torch.no_grad():
         call.v[:, 0, 0, 0, 0], call.k[:, 0, -1, 1, 2] = torch.inf, torch.nan
-        out = ON_GRIDS.compute(call, "native")
+        out = ON_GRIDS.compute(call, backend)
     queries, keys = torch.arange(call.q.shape[2])[:, None], torch.tensor([0, call.k.shape[2] - 1])
     seen = (call.offsets.rows(queries, keys) >= 0).any(1)
     assert torch.equal(out.isfinite().all(-1).all(-1)[0, 0], ~seen)
@@ -411,7 +384,7 @@ def test_two_spaces_have_no_table():
     call = between((5,), (4,), (0, 1), Window())
     with pytest.raises(ValueError, match="queries and keys of different spaces"):
         ON_GRIDS.compute(call, "native")
-    assert_same(results(call, "auto"), results(call, "reference"))
+    assert_same(outcome(call, "auto"), outcome(call, "reference"))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
@@ -425,11 +398,7 @@ def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance, query, s
         # Exponentials would overflow.
         tensors = (tensors[0].detach().mul(size).requires_grad_(), *tensors[1:])
         tolerance *= size
-    exact, exact_terms = doubled(tensors, terms)
-    got = outputs_and_gradients("native", tensors, grid, terms, query)
-    expected = outputs_and_gradients("reference", exact, grid, exact_terms, query)
-    assert all(t.dtype == dtype for t in got)
-    assert_same(got, expected, tolerance)
+    assert_as_exact("native", tensors, grid, terms, query, tolerance)
 
 
 @pytest.mark.parametrize("query", ["own", "all"])

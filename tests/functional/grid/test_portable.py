@@ -1,17 +1,18 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.functional import BACKENDS, ON_GRIDS, PositionalBias, Waves, attention
+from escnn_attention.functional import BACKENDS, ON_GRIDS, PositionalBias, attention
 from escnn_attention.functional.grid import dense, native, portable
 from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Window
-from tests.functional.cases import assert_same, case, cases, leaves, outputs_and_gradients
+from tests.functional.cases import assert_same, call_of, case, cases, outcome, outputs_and_gradients
 
 
 @given(cases(max_side=3), st.sampled_from([1, 50, 1000, 2**22]), st.sampled_from([1, 50, 1000, 2**19]))
@@ -159,45 +160,22 @@ def pairs(draw):
 @pytest.mark.slow
 def test_two_sets_as_the_reference(grids, kind, data):
     *grids, seed = grids
-    poses, key_poses, channels = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), 4
+    poses, key_poses = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     query = data.draw(st.sampled_from(["own", "all"]))
-    modes = {"query": query, "keys": data.draw(st.sampled_from(["all", "own"])) if key_poses == poses else "all"}
-    generator = torch.Generator().manual_seed(seed)
-
-    def random(*size):
-        return torch.randn(size, generator=generator, dtype=torch.float64).requires_grad_()
-
-    pair, dim = GridPair(*grids), len(grids[0].shape)
-    numbers = [grid.num_positions for grid in grids]
-    q, k, v = (
-        random(2, 2, n, p, channels)
-        for n, p in zip((numbers[0], *2 * numbers[1:]), (poses, *2 * [key_poses]), strict=True)
-    )
-    measured = data.draw(st.booleans())
-    bias = PositionalBias(
-        poses,
-        spatial={
-            "spatial": random(2, poses, len(pair.offsets), channels),
-            "absolute": random(2, poses, numbers[1], 4),
-        }.get(kind),
-        query_spatial=random(2, poses, numbers[0], channels) if kind == "absolute" else None,
-        absolute=kind == "absolute",
-        waves=Waves(random(1, poses, 3, dim), random(2, channels, 6)) if kind == "waves" else None,
-        rotary=random(1, poses, 2, dim) if kind == "rotary" else None,
-        log_measure=random(2, 1, numbers[1]) if measured else None,
-    )
-    wanted = [t for t in (*leaves((q, k, v), bias), bias.query_spatial) if t is not None]
-    call, found = GridCall(q, k, v, bias, *grids, **modes), {}
-    scores = data.draw(st.sampled_from([1, 50, 2**19]))
+    keys = data.draw(st.sampled_from(["all", "own"])) if key_poses == poses else "all"
+    kinds = {kind, "spatial"} if kind == "absolute" else {kind}
+    call = call_of(*grids, (poses, key_poses, poses), kinds, channels=4, seed=seed, query=query, keys=keys)
+    if data.draw(st.booleans()):  # each image with a measure of its own
+        measure = call.v.detach()[0, :, :, 0, 0].unsqueeze(1).requires_grad_()
+        call = replace(call, bias=replace(call.bias, log_measure=measure))
+    scores, found = data.draw(st.sampled_from([1, 50, 2**19])), {}
     for backend in ("reference", "blocked", "auto"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(portable, "SCORES_PER_IMAGE", scores)
             patch.setattr(native, "NUMBERS_PER_CHUNK", scores)
-            out = ON_GRIDS.compute(call, backend)
-        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        found[backend] = [out, *torch.autograd.grad((out * weight).sum(), wanted, allow_unused=True)]
+            found[backend] = outcome(call, backend)
         with torch.no_grad():  # by the fused kernel
-            torch.testing.assert_close(ON_GRIDS.compute(call, backend), out)
+            torch.testing.assert_close(ON_GRIDS.compute(call, backend), found[backend][0])
     assert_same(found["blocked"], found["reference"])
     assert_same(found["auto"], found["reference"])
 
@@ -211,15 +189,3 @@ def test_two_sets_hold_no_scores_of_all_pairs():
         sizes.append(blocks.queries.numel() * blocks.keys.shape[1])
         assert len(blocks.rows(0, 3)) == 1
     assert sizes[1] == 4 * sizes[0]
-
-
-def test_what_is_not_finite_stays_in_its_window():
-    window = Window(3)
-    grids = Grid((8, 8), window), Grid((4, 4), Window(), spacing=2)
-    q, k, v = (torch.randn(1, 1, n, 2, 4, dtype=torch.float64) for n in (64, 16, 16))
-    v[0, 0, 0, 0, 0] = torch.inf
-    k[0, 0, 15, 1, 2] = torch.nan
-    out = ON_GRIDS.compute(GridCall(q, k, v, PositionalBias(2), *grids), "blocked")
-    seen = GridPair(*grids).rows(torch.arange(64)[:, None], torch.tensor([0, 15])) >= 0
-    assert torch.equal(out.isfinite().all(-1).all(-1)[0, 0], ~seen.any(1))
-    assert 0 < seen.any(1).sum() < 64

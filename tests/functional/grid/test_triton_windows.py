@@ -8,7 +8,7 @@ from escnn_attention.functional.grid import triton_windows
 from escnn_attention.functional.grid.call import Arguments
 from escnn_attention.functional.grid.triton_launch import positions_side_by_side
 from escnn_attention.geometry.windows import Window
-from tests.functional.cases import assert_same, case, doubled, outputs_and_gradients
+from tests.functional.cases import assert_same, case, outputs_and_gradients
 from tests.functional.grid.test_triton import interpreted
 
 
@@ -114,16 +114,3 @@ def test_probabilities_add_up_to_one_however_large_scores_are(query):
     (grad,) = torch.autograd.grad(out, large[2], weight)
     # The gradient of the values is what they are weighed with: each query gives 1 away, to each output.
     torch.testing.assert_close(grad.sum(), weight.sum() * (2 if query == "all" else 1), rtol=1e-5, atol=0)
-
-
-@interpreted
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("channels", [3, 16])
-@pytest.mark.slow
-def test_lower_precision(dtype, tolerance, channels):
-    tensors, grid, terms = case(2, 2, 2, (5,), Window(3), {"spatial", "pose"}, channels=channels, dtype=dtype)
-    exact, exact_terms = doubled(tensors, terms)
-    got = outputs_and_gradients("triton", tensors, grid, terms, "own")
-    assert all(t.dtype == dtype for t in got)
-    assert_same(got, outputs_and_gradients("reference", exact, grid, exact_terms, "own"), tolerance)

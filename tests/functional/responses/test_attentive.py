@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 
 from escnn_attention.functional import working_memory
 from escnn_attention.functional.responses import attentive
@@ -109,23 +108,6 @@ def test_second_derivatives(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_derivatives_in_forward_mode(kind):
-    """In the direction of all tensors together, against finite differences."""
-    tensors, geometry = case(kind, batch=1, ins=2, padding=1, size=4)
-    function, values = as_function(tensors, geometry)
-    directions = tuple(torch.randn_like(t) for t in values)
-    step = 1e-6
-    ends = [function(*(t + sign * step * d for t, d in zip(values, directions, strict=True))) for sign in (1, -1)]
-    expected = (ends[0] - ends[1]) / (2 * step)
-    y, tangent = torch.func.jvp(function, values, directions)
-    torch.testing.assert_close(tangent, expected, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(y, function(*values))
-    with dual_level():
-        dual = function(*(make_dual(t, d) for t, d in zip(values, directions, strict=True)))
-        torch.testing.assert_close(unpack_dual(dual).tangent, tangent)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_transforms(kind):
     """Gradients image by image are those of each image alone, and Jacobians agree in both modes."""
     tensors, geometry = case(kind, ins=2, padding=1, size=4)
@@ -163,14 +145,6 @@ def test_half_precision_is_worked_out_in_single():
     torch.testing.assert_close(y, single.bfloat16())
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(attended_sum(*(t.float() for t in half), geometry), single)
-
-
-def test_no_images():
-    tensors, geometry = case("full")
-    tensors[0] = tensors[0][:0]
-    y = attended_sum(*tensors, geometry)
-    assert y.shape == (0, 3, 2, 4, 4)
-    assert all(g.abs().sum() == 0 for g in torch.autograd.grad(y.sum(), tensors[1:]))
 
 
 def test_what_is_not_a_number_stays_one():
