@@ -84,10 +84,11 @@ def group_error(layer, x):
 @pytest.mark.parametrize("name", TORI)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.sampled(14)
-def test_tori_are_exact_under_rolls_and_the_group(name, encoding, query):
+def test_tori_are_exact_under_rolls_and_the_group(name, encoding, query, backend):
     options = {"query": query, "keys": "own"} if name == "even" else {"query": query}
-    layer, x = torus(name, encoding, **options)
+    layer, x = torus(name, encoding, backend=backend, **options)
     assert roll_error(layer, x) < 1e-10
     assert group_error(layer, x) < 1e-10
 
@@ -122,11 +123,12 @@ def test_one_of_two_shortest_offsets_is_not_enough():
         assert max(errors) > 1e-3
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", TORI)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.slow
-def test_tori_are_the_formula(name):
-    layer, x = torus(name)
+def test_tori_are_the_formula(name, backend):
+    layer, x = torus(name, backend=backend)
     window, shape = layer.plain.window, x.shape[2:]
 
     def ways(n, a, b, wraps):
