@@ -71,7 +71,7 @@ class PlatonicTransformer(CloudNetwork):
         torch.Size([2, 5])
 
     Source: Islam et al., "Platonic Transformers: A Solid Choice For Equivariance", 2025, and the published
-    implementation, with attention by a softmax.
+    implementation. Linear attention, there with ``mean_aggregation``, is ``block={"normalization": "count"}``.
     """
 
     def __init__(

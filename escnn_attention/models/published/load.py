@@ -49,6 +49,7 @@ class PublishedOptions(TypedDict, total=False):
     activation: Activation
     divisor: float
     attention: bool
+    mean_aggregation: bool
 
 
 def from_published(
@@ -78,10 +79,11 @@ def from_published(
       ``mc_samples`` and ``fill`` to all of the nearest points from which the published network draws some.
     - ``"octic_vit"``: octic vision transformers, hybrid and invariant, DeiT-III and DINOv2, as
       :class:`VisionTransformer`. ``num_heads`` is 16 as published.
-    - ``"platonic"``: Platonic Transformers with softmax attention, as :class:`PlatonicTransformer`. ``vectors`` is the
-      number of vectors among the features, behind the scalars; ``rope_on_values`` is as published; ``activation``,
-      ``pool`` and ``divisor`` are as there, by default ``"gelu"``, ``"sum"`` and 1. Linear attention
-      (``attention=False``), which the tensors do not show, is refused.
+    - ``"platonic"``: Platonic Transformers, as :class:`PlatonicTransformer`. ``vectors`` is the number of vectors among
+      the features, behind the scalars; ``rope_on_values``, ``attention`` (by default True) and ``mean_aggregation`` are
+      as published; ``activation``, ``pool`` and ``divisor`` are as there, by default ``"gelu"``, ``"sum"`` (with
+      ``mean_aggregation`` ``"mean"``) and 1. Linear attention, ``attention=False``, is loaded as
+      ``normalization="count"``, which needs ``mean_aggregation=True``; sums over the points are refused.
 
     Args:
         state_dict: the tensors by the names of the published modules, buffers included, with or without ``"module."``

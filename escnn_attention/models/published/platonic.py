@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -32,11 +33,15 @@ def from_platonic(
     pool: Literal["mean", "sum"] | None = "sum",
     divisor: float = 1.0,
     attention: bool = True,
+    mean_aggregation: bool = False,
 ) -> PlatonicTransformer:
     """The network of a checkpoint of Platonic Transformers, with the options of :func:`~.load.from_published`."""
-    if not check_bool("attention", attention):
+    if check_bool("mean_aggregation", mean_aggregation) and pool == "sum":
+        pool = "mean"  # as published
+    if not (check_bool("attention", attention) or mean_aggregation):
         raise ValueError(
-            "attention: got False, and linear attention has no layer here; needed a network with softmax attention"
+            "attention: got False, and no layer here sums over points without a softmax; needed the mean over points, "
+            "with mean_aggregation=True, or a network with softmax attention"
         )
     start = checkpoint.start_of("x_embedder.kernel", "the embedding of the features")
     layer = f"{start}layers.0."
@@ -67,6 +72,7 @@ def from_platonic(
             "encoding": RotaryEncoding(
                 scale=1.0, constant_keys=not checkpoint.any(f"{layer}interaction.k_proj."), values=rope_on_values
             ),
+            "normalization": "softmax" if attention else "count",
             "activation": activation,
             "norm_kind": "layer" if f"{layer}norm1.bias" in checkpoint.tensors else "rms",
             "layer_scale": None if gammas is None else 1.0,
@@ -205,7 +211,9 @@ class _Loader:
             weight = self._seen(f"{name}{kind[0]}_proj.", fields, fields).flatten(1).unflatten(0, (heads, channels))
             bias = self.checkpoint.take(f"{name}{kind[0]}_proj.bias", fields).view(heads, channels)
             rotates = kind != "values" or encoding.rotates_values
-            made[kind] = (weight[:, order], bias[:, order]) if rotates else (weight, bias)
+            # Without a softmax scores are not divided there.
+            factor = math.sqrt(channels) if kind == "queries" and plain.normalization == "count" else 1.0
+            made[kind] = factor * weight[:, order if rotates else ...], factor * bias[:, order if rotates else ...]
         load_heads(plain, made)
         out = self._kernel(f"{name}out_proj.", fields, fields).transpose(0, 1)
         if encoding.rotates_values:

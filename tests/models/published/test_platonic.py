@@ -91,7 +91,7 @@ def rotated(x, angle):
     return torch.stack([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=-1).flatten(-2)
 
 
-def attended(tensors, name, group, x, coords, values):
+def attended(tensors, name, group, x, coords, values, softmax):
     """Each pose attends by itself, with keys and queries rotated by the positions as it sees them."""
     seen = torch.einsum("gji,nj->ngi", group, coords)
     angle = torch.einsum("ngi,hfi->nghf", seen, tensors[f"{name}.rope_emb.freqs"])
@@ -99,8 +99,9 @@ def attended(tensors, name, group, x, coords, values):
     k = torch.ones_like(q)
     if f"{name}.k_proj.kernel" in tensors:
         k = convolved(tensors, f"{name}.k_proj", group, x).unflatten(-1, (HEADS, -1))
-    scores = torch.einsum("nghc,mghc->nmgh", rotated(q, angle), rotated(k, angle)) / math.sqrt(CHANNELS)
-    y = torch.einsum("nmgh,mghc->nghc", scores.softmax(1), rotated(v, angle) if values else v)
+    scores = torch.einsum("nghc,mghc->nmgh", rotated(q, angle), rotated(k, angle))
+    weights = (scores / math.sqrt(CHANNELS)).softmax(1) if softmax else scores / len(x)
+    y = torch.einsum("nmgh,mghc->nghc", weights, rotated(v, angle) if values else v)
     y = rotated(y, -angle) if values else y
     return convolved(tensors, f"{name}.out_proj", group, y.flatten(-2))
 
@@ -110,7 +111,7 @@ def normed(tensors, name, x):
     return F.rms_norm(x, x.shape[-1:], weight, 1e-5) if bias is None else F.layer_norm(x, x.shape[-1:], weight, bias)
 
 
-def output(tensors, group, scalars, vectors, coords, pool, divisor, values):
+def output(tensors, group, scalars, vectors, coords, pool, divisor, values, softmax):
     """The output of one cloud: scalars, and vectors behind them."""
     poses, dim = len(group), group.shape[-1]
     in_frames = torch.einsum("gji,ncj->ngci", group, vectors).flatten(2)
@@ -123,7 +124,7 @@ def output(tensors, group, scalars, vectors, coords, pool, divisor, values):
         name = f"layers.{i}"
         gains = [tensors.get(f"{name}.gamma_{number}", torch.ones(1)) for number in (1, 2)]
         y = normed(tensors, f"{name}.norm1", x)
-        x = x + gains[0] * attended(tensors, f"{name}.interaction", group, y, coords, values)
+        x = x + gains[0] * attended(tensors, f"{name}.interaction", group, y, coords, values, softmax)
         y = F.gelu(convolved(tensors, f"{name}.linear1", group, normed(tensors, f"{name}.norm2", x)))
         x = x + gains[1] * convolved(tensors, f"{name}.linear2", group, y)
     x = (x.mean(0) if pool == "mean" else x.sum(0)) / divisor
@@ -151,19 +152,23 @@ def output(tensors, group, scalars, vectors, coords, pool, divisor, values):
         ("trivial", {"ape": True, "keys": True, "vectors": 1, "out_vectors": 1}),
     ],
 )
-@pytest.mark.parametrize(("pool", "divisor", "values"), [("mean", 1.0, False), ("sum", 3.5, True)])
+@pytest.mark.parametrize(
+    ("pool", "divisor", "values", "softmax"),
+    [("mean", 1.0, False, True), ("sum", 3.5, True, True), ("mean", 1.0, False, False), ("mean", 1.0, True, False)],
+)
 @pytest.mark.slow
-def test_networks_give_the_published_outputs(name, options, pool, divisor, values):
+def test_networks_give_the_published_outputs(name, options, pool, divisor, values, softmax):
     group = matrices(name)
     tensors, number, dim = network(group, **options), options.get("vectors", 0), group.shape[-1]
     named = {f"net._orig_mod.{n}": t for n, t in tensors.items()} | {"shift": torch.zeros(())}
-    ours = from_published(named, "platonic", vectors=number, rope_on_values=values, pool=pool, divisor=divisor)
+    given = {"pool": pool, "divisor": divisor} if softmax else {"attention": False, "mean_aggregation": True}
+    ours = from_published(named, "platonic", vectors=number, rope_on_values=values, **given)
     assert isinstance(ours, PlatonicTransformer)
     scalars, vectors, coords = torch.randn(6, SCALARS), torch.randn(6, number, dim), torch.randn(6, dim)
     batch = torch.tensor([0, 0, 1, 1, 1, 1])
     expected = torch.stack(
         [
-            output(tensors, group, *(t[batch == i] for t in (scalars, vectors, coords)), pool, divisor, values)
+            output(tensors, group, *(t[batch == i] for t in (scalars, vectors, coords)), pool, divisor, values, softmax)
             for i in (0, 1)
         ]
     )
@@ -220,7 +225,7 @@ def test_bad_state_dicts():
             load({name: torch.cat([tensors[name]] * 2)})
     with pytest.raises(ValueError, match=r"^layers.1.gamma_1: not a tensor"):
         load({"layers.1.gamma_1": torch.ones(WIDTH)})
-    with pytest.raises(ValueError, match=r"^attention: .*no layer here"):
+    with pytest.raises(ValueError, match=r"^attention: .*mean_aggregation=True"):
         load({}, attention=False)
     with pytest.raises(ValueError, match=r"^vectors: .*reads 3 numbers"):
         load({}, vectors=2)
