@@ -19,21 +19,25 @@ from escnn.group import Group, GroupElement, Representation
 from escnn.gspaces import GSpace
 
 from escnn_attention._escnn.types import FieldType
-from escnn_attention.groups.representations import band, degrees_of_freedom, faithful, matrices_of
+from escnn_attention.groups.representations import band, degrees_of_freedom, faithful, matrices_of, stacked
 from escnn_attention.groups.samples import Samples, generic_samples, relative_features, sampled
 
 _Result = TypeVar("_Result")
 
 
-def _once(function: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
-    """Compute once for each object, by its identity: escnn's groups are singletons, but products cannot be hashed."""
-    results: dict[int, tuple[Any, _Result]] = {}
+def _once(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Compute once for each object, by its identity: escnn's groups are singletons, but products cannot be hashed.
+
+    What else the function takes is compared by its value.
+    """
+    results: dict[Any, tuple[Any, _Result]] = {}
 
     @wraps(function)
-    def wrapper(key: Any) -> _Result:
-        if id(key) not in results:
-            results[id(key)] = (key, function(key))
-        return results[id(key)][1]
+    def wrapper(key: Any, *others: Any) -> _Result:
+        name = (id(key), *others)
+        if name not in results:
+            results[name] = key, function(key, *others)
+        return results[name][1]
 
     return wrapper
 
@@ -148,11 +152,7 @@ def fibers(gspace: GSpace, samples: Samples | None = None, subgroup: Any = None)
             "Otherwise restrict the gspace to a finite subgroup, for example gspaces.rot2dOnR2(8) for "
             "gspaces.rot2dOnR2(-1)."
         )
-    tables = _sampled_fibers(gspace)
-    # `turn` changes no table, but is part of the samples.
-    if samples not in tables:
-        tables[samples] = _sample_fibers(gspace, samples)
-    return tables[samples]
+    return _sampled_fibers(gspace, samples)
 
 
 def generic_fibers(gspace: GSpace) -> Fibers:
@@ -162,12 +162,7 @@ def generic_fibers(gspace: GSpace) -> Fibers:
 
 
 @_once
-def _sampled_fibers(gspace: GSpace) -> dict[Samples, Fibers]:
-    """The tables by samples, filled on demand."""
-    return {}
-
-
-def _sample_fibers(gspace: GSpace, samples: Samples) -> Fibers:
+def _sampled_fibers(gspace: GSpace, samples: Samples) -> Fibers:
     group = gspace.fibergroup
     elements, weights = sampled(group, samples)
     action = gspace.basespace_action
@@ -193,9 +188,7 @@ def _all_fibers(gspace: GSpace) -> Fibers:
         elements=tuple(group.elements),
         inverse=inverse,
         quotient=products[inverse],
-        action=np.stack(
-            [np.zeros((0, 0)) if action is None else np.asarray(action(h), dtype=np.float64) for h in group.elements]
-        ),
+        action=np.zeros((len(inverse), 0, 0)) if action is None else stacked(action, group.elements),
         weights=np.ones(len(inverse)),
     )
 
@@ -255,13 +248,14 @@ def _products(group: Group) -> np.ndarray:
 @_once
 def _inverse_matrices(representation: Representation) -> np.ndarray:
     """``(|H|, n, n)`` float64: the matrix of the inverse of each element."""
-    return np.stack([np.asarray(representation(~h), dtype=np.float64) for h in representation.group.elements])
+    return stacked(representation, [~h for h in representation.group.elements])
 
 
 @_once
-def _sampled_matrices(representation: Representation) -> dict[Samples, tuple[np.ndarray, np.ndarray]]:
-    """The matrices of the inverse of each sample, and of the samples, by samples, filled on demand."""
-    return {}
+def _sampled_matrices(representation: Representation, group: Fibers) -> tuple[np.ndarray, np.ndarray]:
+    """The matrices of the inverse of each sample, and of the samples."""
+    of_samples = matrices_of(representation, group.elements)
+    return np.linalg.inv(of_samples), of_samples
 
 
 def _matrices_of(representation: Representation, group: Fibers, dual: bool) -> np.ndarray:
@@ -269,11 +263,7 @@ def _matrices_of(representation: Representation, group: Fibers, dual: bool) -> n
     if group.samples is None:
         matrices = _inverse_matrices(representation)
         return np.swapaxes(matrices[group.inverse], 1, 2) if dual else matrices
-    known = _sampled_matrices(representation)
-    if group.samples not in known:
-        of_samples = matrices_of(representation, group.elements)
-        known[group.samples] = (np.linalg.inv(of_samples), of_samples)
-    inverse, of_samples = known[group.samples]
+    inverse, of_samples = _sampled_matrices(representation, group)
     return np.swapaxes(of_samples, 1, 2) if dual else inverse
 
 
@@ -345,7 +335,7 @@ def _irreps_of(representation: Representation) -> tuple[tuple[IrrepCopies, ...],
             rest = vector - (seen @ vector) @ seen
             if (length := np.linalg.norm(rest)) > 1e-6:
                 images = np.concatenate([images, rest @ algebra[None] / length])
-        of_group = np.stack([np.asarray(irrep(h), dtype=np.float64) for h in group.elements])
+        of_group = stacked(irrep, group.elements)
         scale = np.sqrt(irrep.size / len(of_group))
         poses = scale * np.einsum("ai,hij->ajh", images[:, 0], of_group)
         slices = [slice(start, start + irrep.size) for start in starts.get(irrep.id, [])]
@@ -391,11 +381,7 @@ def _factorise(matrix: np.ndarray, products: np.ndarray | None) -> list[np.ndarr
         if frozenset(powers) in seen or len(powers) in (1, len(products)):
             continue
         seen.add(frozenset(powers))
-        basis = np.zeros((0, len(powers)))
-        for row in matrix[:, powers]:
-            rest = row - (row @ basis.T) @ basis
-            if (length := np.linalg.norm(rest)) > 1e-6:
-                basis = np.concatenate([basis, rest[None] / length])
+        basis = _orthonormal(matrix[:, powers])
         for cosets in (products[:, powers], products[powers].T):
             _, first = np.unique(cosets.min(1), return_index=True)
             on_cosets = np.zeros_like(matrix)
@@ -453,12 +439,17 @@ def frames(field_type: FieldType, *, group: Fibers | None = None, dual: bool = F
 
 def _of_cosets(matrices: np.ndarray, cosets: np.ndarray) -> np.ndarray:
     r"""``(|H/K|, r, n)``: an orthonormal basis of the rows w that K keeps, :math:`w\rho(k) = w`, in every frame."""
-    basis = np.zeros((0, matrices.shape[-1]))
-    for row in matrices[cosets[0]].mean(0):
+    return _orthonormal(matrices[cosets[0]].mean(0)) @ matrices[cosets[:, 0]]
+
+
+def _orthonormal(rows: np.ndarray) -> np.ndarray:
+    """An orthonormal basis of what rows ``(m, n)`` span, ``(k, n)``."""
+    basis = np.zeros((0, rows.shape[1]))
+    for row in rows:
         rest = row - (row @ basis.T) @ basis
         if (length := np.linalg.norm(rest)) > 1e-6:
             basis = np.concatenate([basis, rest[None] / length])
-    return basis @ matrices[cosets[:, 0]]
+    return basis
 
 
 def columns_of(field_type: FieldType) -> list[tuple[Representation, np.ndarray]]:

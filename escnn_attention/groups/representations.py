@@ -84,7 +84,7 @@ def matrices_of(representation: Representation, elements: Sequence[GroupElement]
     """
     size, group = representation.size, representation.group
     blocks = np.zeros((len(elements), size, size))
-    values = {id: irrep_matrices(group.irrep(*id), elements) for id in set(representation.irreps)}
+    values = {id: stacked(group.irrep(*id), elements) for id in set(representation.irreps)}
     start = 0
     for id in representation.irreps:
         stop = start + values[id].shape[-1]
@@ -93,9 +93,9 @@ def matrices_of(representation: Representation, elements: Sequence[GroupElement]
     return representation.change_of_basis @ blocks @ representation.change_of_basis_inv
 
 
-def irrep_matrices(irrep: IrreducibleRepresentation, elements: Sequence[GroupElement]) -> np.ndarray:
-    """The matrices of elements in one irrep, ``(S, n, n)`` float64."""
-    return np.stack([np.asarray(irrep(h), dtype=np.float64) for h in elements])
+def stacked(representation: Representation, elements: Sequence[GroupElement]) -> np.ndarray:
+    """The matrices of elements as escnn has them one by one, ``(S, n, n)`` float64: those of an irrep are fast."""
+    return np.stack([np.asarray(representation(h), dtype=np.float64) for h in elements])
 
 
 def is_subgroup(matrices: np.ndarray) -> bool:

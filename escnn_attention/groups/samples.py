@@ -32,10 +32,10 @@ from escnn_attention._checks import check_int, check_option
 from escnn_attention.groups.representations import (
     factors_of,
     faithful,
-    irrep_matrices,
     irreps_of,
     is_subgroup,
     matrices_of,
+    stacked,
 )
 
 POLYHEDRAL = {"tetra": 12, "cube": 24, "ico": 60}
@@ -237,7 +237,7 @@ def quadrature_weights(
         return weights
     for frequency in range(number):
         others = (irrep for irrep in irreps(frequency) if not irrep.is_trivial())
-        new = [irrep_matrices(irrep, elements).reshape(number, -1).T for irrep in others]
+        new = [stacked(irrep, elements).reshape(number, -1).T for irrep in others]
         rows = np.concatenate([rows, *new])
         found = _solve(rows, weights)
         if found is None:

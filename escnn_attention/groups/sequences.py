@@ -5,44 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from escnn.group import Group, Representation, directsum
+from escnn.group import Group, directsum
 from escnn.gspaces import GSpace, no_base_space
 
+from escnn_attention.groups.spaces import OwnSpace
 
-class SpaceTime(GSpace):
+
+class SpaceTime(OwnSpace):
     r"""A gspace with one further axis on which the fiber group acts as the identity: :math:`g\,(x, t) = (g x, t)`.
 
     The ``base`` is the gspace of images or volumes, or one without a base space.
     """
 
     def __init__(self, base: GSpace) -> None:
-        self.base = base
-        group: Group = base.fibergroup
+        self.base, name = base, f"{base.name}_and_time"
         spatial = [base.basespace_action] if base.dimensionality else []
-        self._action = directsum([*spatial, group.trivial_representation], name=f"{base.name}_and_time")
-        super().__init__(group, base.dimensionality + 1, f"{base.name}_and_time")
-
-    @property
-    def basespace_action(self) -> Representation:
-        """The action on :math:`(x, t)`: that on the space, and the identity on time."""
-        return self._action
+        super().__init__(directsum([*spatial, base.fibergroup.trivial_representation], name=name), name, base)
 
     def restrict(self, id: Any) -> tuple[SpaceTime, Callable[[Any], Any], Callable[[Any], Any]]:
         """The gspace of a subgroup, with the maps of elements to the group and back, as of ``base.restrict``."""
         base, to_group, to_subgroup = self.base.restrict(id)
         return SpaceTime(base), to_group, to_subgroup
-
-    def _basis_generator(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"escnn has no steerable kernels on {self.name}; attention needs none")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SpaceTime) and bool(self.base == other.base)
-
-    def __hash__(self) -> int:
-        return hash((SpaceTime, self.name))
-
-    def __reduce__(self) -> Any:
-        return SpaceTime, (self.base,)
 
 
 def sequence_space(group: Group) -> SpaceTime:

@@ -100,33 +100,39 @@ class Tetrahedral(Octahedral):
         return cls._instance
 
 
-class TetrahedralSpace(GSpace):
-    """R^3 with the rotations of the tetrahedron: see :func:`tetraOnR3`."""
+class OwnSpace(GSpace):
+    """A gspace that escnn lacks: without steerable kernels, and equal to those of its class with the same arguments."""
 
-    def __init__(self) -> None:
-        group = tetra_group()
-        self._action = group.standard_representation
-        super().__init__(group, 3, "Tetrahedral_on_R3")
+    def __init__(self, action: Representation, name: str, *arguments: Any) -> None:
+        self._action, self._arguments = action, arguments
+        super().__init__(action.group, action.size, name)
 
     @property
     def basespace_action(self) -> Representation:
-        """The rotations as 3 × 3 matrices."""
+        """The action on the points."""
         return self._action
 
     def restrict(self, id: Any) -> Any:
-        raise NotImplementedError(f"restrict: the tetrahedral group has no subgroups here; {_INSTEAD}")
+        raise NotImplementedError(f"restrict: {self.name} has no subgroups here; {_INSTEAD}")
 
     def _basis_generator(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"escnn has no steerable kernels of the tetrahedral group; {_INSTEAD}")
+        raise NotImplementedError(f"escnn has no steerable kernels on {self.name}; attention needs none")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TetrahedralSpace)
+        return isinstance(other, OwnSpace) and (type(self), self._arguments) == (type(other), other._arguments)
 
     def __hash__(self) -> int:
-        return hash(self.name)
+        return hash((type(self), self.name))
 
     def __reduce__(self) -> Any:
-        return tetraOnR3, ()
+        return type(self), self._arguments
+
+
+class TetrahedralSpace(OwnSpace):
+    """R^3 with the rotations of the tetrahedron: see :func:`tetraOnR3`."""
+
+    def __init__(self) -> None:
+        super().__init__(tetra_group().standard_representation, "Tetrahedral_on_R3")
 
 
 def tetra_group() -> Tetrahedral:
@@ -164,7 +170,7 @@ def _thirds(matrix: np.ndarray) -> int | None:
     return shift if (axes == (np.arange(3) + shift) % 3).all() else None
 
 
-class MotionSpace(GSpace):
+class MotionSpace(OwnSpace):
     """The group SE(2) or SE(3) as a space, in the numbers of :mod:`escnn_attention.geometry.relations`.
 
     It acts on itself from the left, and no element but the identity keeps any of its points: the fiber group is
@@ -178,27 +184,6 @@ class MotionSpace(GSpace):
     def __init__(self, dim: int) -> None:
         if dim not in MOTION_SIZES:
             raise ValueError(f"dim: got {dim!r}, needed one of {', '.join(map(str, MOTION_SIZES))}")
-        self.dim = dim
-        group, size = cyclic_group(1), MOTION_SIZES[dim]
-        self._action = directsum(size * [group.trivial_representation], name=f"identity_{size}")
-        super().__init__(group, size, f"motions_of_R{dim}")
-
-    @property
-    def basespace_action(self) -> Representation:
-        """The identity."""
-        return self._action
-
-    def restrict(self, id: Any) -> Any:
-        raise NotImplementedError("restrict: the fiber group of motions is trivial and has no subgroups")
-
-    def _basis_generator(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("escnn has no steerable kernels on motions; attention between points needs none")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, MotionSpace) and self.dim == other.dim
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-    def __reduce__(self) -> Any:
-        return MotionSpace, (self.dim,)
+        self.dim, size = dim, MOTION_SIZES[dim]
+        action = directsum(size * [cyclic_group(1).trivial_representation], name=f"identity_{size}")
+        super().__init__(action, f"motions_of_R{dim}", dim)
