@@ -1,9 +1,9 @@
 r"""Stands in for lie_learn where that cannot be imported: with NumPy 2, and after Python 3.12.
 
-escnn 1.0.11 imports one function of lie_learn, the Wigner D matrices, and is of no use without it; grids on the sphere
-(:class:`~escnn_attention.SphereGrid`) are lie_learn's, too. lie_learn 0.0.2 is compiled against NumPy 1, for Python up
-to 3.12. It serves wherever it can be imported, and elsewhere the functions of this file, which agree with it to
-rounding errors.
+escnn 1.0.11 imports one function of lie_learn, the Wigner D matrices, and is of no use without it. lie_learn 0.0.2 is
+compiled against NumPy 1, for Python up to 3.12. It serves escnn wherever it can be imported, and elsewhere the function
+of this file, which agrees with it to rounding errors. So do the grids on the sphere, which are lie_learn's, too, and
+always made here (:class:`~escnn_attention.SphereGrid`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy as np
 from numpy.polynomial.legendre import leggauss
 
 _WIGNER = "lie_learn.representations.SO3.wigner_d"
-_SPHERE, _ROTATIONS = "lie_learn.spaces.S2", "lie_learn.spaces.S3"
 
 
 @cache
@@ -28,8 +27,7 @@ def is_usable() -> bool:
     """Whether lie_learn is installed and can be imported with this Python and this NumPy."""
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # to which NumPy 2 says a lot of modules made for NumPy 1
-            for name in (_WIGNER, _SPHERE, _ROTATIONS):
-                importlib.import_module(name)
+            importlib.import_module(_WIGNER)
     except Exception:  # a module compiled for another NumPy fails with any of ImportError, ValueError, AttributeError
         return False
     return True
@@ -138,15 +136,7 @@ def latitudes(number: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
 
     Source: lie_learn, ``S2.linspace``, ``S2.quadrature_weights`` and ``S3.quadrature_weights``.
     """
-    if not is_usable():
-        return _GRIDS[kind](number)
-    sphere, rotations = importlib.import_module(_SPHERE), importlib.import_module(_ROTATIONS)
-    if kind == "equiangular":
-        return sphere.linspace(number // 2, "SOFT")[0], rotations.quadrature_weights(number // 2)
-    if kind == "Clenshaw-Curtis":
-        return sphere.linspace(number // 2, kind)[0], sphere.quadrature_weights(number // 2, kind)[:, 0]
-    colatitude, weight = sphere.linspace(number - 1, kind)[0], sphere.quadrature_weights(number - 1, kind)[:, 0]
-    return colatitude[::-1], weight[::-1]
+    return _GRIDS[kind](number)
 
 
 def _equiangular(number: int) -> tuple[np.ndarray, np.ndarray]:
