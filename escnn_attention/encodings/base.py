@@ -409,7 +409,7 @@ def coordinate_mlp(inputs: int, hidden: int, layers: int, outputs: int, normaliz
             torch.nn.init.zeros_(linear.bias)
         else:
             torch.nn.init.uniform_(linear.bias, -1.0, 1.0)
-        modules += [linear, *([_HiddenNorm(hidden)] if normalize_hidden else []), torch.nn.SiLU()]
+        modules += [linear, *([torch.nn.LayerNorm(hidden, eps=1e-12)] if normalize_hidden else []), torch.nn.SiLU()]
     last = torch.nn.Linear(hidden, outputs, bias=False)
     torch.nn.init.normal_(last.weight, std=1 / math.sqrt(hidden))
     return torch.nn.Sequential(*modules, last)
@@ -420,11 +420,6 @@ def last_linear(mlp: torch.nn.Module) -> torch.nn.Linear:
     last = list(mlp.children())[-1]
     assert isinstance(last, torch.nn.Linear)
     return last
-
-
-class _HiddenNorm(torch.nn.LayerNorm):
-    def __init__(self, features: int):
-        super().__init__(features, eps=1e-12)
 
 
 class MLPEncoding(Encoding):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from escnn_attention._checks import check_bool, check_int
+from escnn_attention._checks import check_bool, check_int, check_length
 from escnn_attention.encodings.base import Encoding, Needs
 from escnn_attention.functional.call import Normalization
 
@@ -22,9 +22,8 @@ class FrequencyEncoding(Encoding):
         super().__init__()
         if num_frequencies is not None:
             check_int("num_frequencies", num_frequencies)
-        if not scale > 0:
-            raise ValueError(f"scale: got {scale!r}, needed a positive number")
-        self.num_frequencies, self.scale, self.learned = num_frequencies, scale, learned
+        self.num_frequencies, self.learned = num_frequencies, learned
+        self.scale = check_length("scale", scale, "number")
 
     def _draw_frequencies(self, *shape: int) -> None:
         frequencies = self.scale * torch.randn(shape)
