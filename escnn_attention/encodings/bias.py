@@ -20,7 +20,7 @@ from escnn_attention.geometry.grid_pair import GridPair
 
 
 class Offers(Protocol):
-    """The part of :class:`~escnn_attention.encodings.Encoding`, with the same names, of which biases are made."""
+    """What biases are made of: the part of :class:`~escnn_attention.encodings.Encoding` with the same names."""
 
     form: Literal["offsets", "features", "waves"] | None
     absolute: bool
@@ -29,26 +29,13 @@ class Offers(Protocol):
     dim: int
 
     @property
-    def num_features(self) -> int:
-        """How many numbers the function of the offset is made of, for all heads that share it."""
-
-    def offsets(self, delta: Tensor) -> Tensor | None:
-        """The function of the offset, ``(heads or 1, ..., C)`` at ``(..., d)``."""
-
-    def features(self, columns: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Features ``(B, F, n)`` at offsets ``(B, d, n)``, and their readout, ``(heads or 1, C, F)``."""
-
-    def first_layer(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Weights ``(F, d)`` and ``(F,)`` of a layer whose SiLU are all features, and their readout; None elsewhere."""
-
-    def waves(self) -> tuple[Tensor, Tensor] | None:
-        """Frequencies ``(F, d)`` and the readout of cosines and sines, ``(heads or 1, C, 2F)``."""
-
-    def rotations(self) -> Tensor | None:
-        """Frequencies ``(heads or 1, F, d)`` of rotations of pairs of channels."""
-
-    def poses(self, relative: Tensor | None = None) -> Tensor | None:
-        """The function of the pose, as a table or at features of relative poses."""
+    def num_features(self) -> int: ...
+    def offsets(self, delta: Tensor) -> Tensor | None: ...
+    def features(self, columns: Tensor) -> tuple[Tensor, Tensor] | None: ...
+    def first_layer(self) -> tuple[Tensor, Tensor, Tensor] | None: ...
+    def waves(self) -> tuple[Tensor, Tensor] | None: ...
+    def rotations(self) -> Tensor | None: ...
+    def poses(self, relative: Tensor | None = None) -> Tensor | None: ...
 
 
 def positional_bias(

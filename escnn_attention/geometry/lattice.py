@@ -15,9 +15,6 @@ from escnn_attention.geometry.windows import Blocks, WindowShape, form_of
 class SharedRows(Blocks):
     """Blocks that are translates of each other."""
 
-    queries: Tensor
-    keys: Tensor
-    place: Tensor
     shared: Tensor
 
     def rows(self, start: int, stop: int) -> Tensor:
@@ -28,9 +25,6 @@ class SharedRows(Blocks):
 class ComputedRows(Blocks):
     """Blocks whose rows are too many to hold and are worked out when asked for."""
 
-    queries: Tensor
-    keys: Tensor
-    place: Tensor
     row: Callable[[Tensor, Tensor], Tensor]
 
     def rows(self, start: int, stop: int) -> Tensor:

@@ -70,8 +70,10 @@ class SphereGrid:
         for name, value in (("num_latitudes", num_latitudes), ("num_longitudes", num_longitudes)):
             check_int(name, value, least=2)
         check_option("kind", kind, get_args(GridKind))
-        if kind != "Gauss-Legendre":
-            _check_remainder(num_latitudes, 0 if kind == "equiangular" else 1, kind)
+        odd = {"equiangular": False, "Clenshaw-Curtis": True}.get(kind)
+        if odd is not None and num_latitudes % 2 != odd:
+            needed = "an odd number" if odd else "an even number"
+            raise ValueError(f"num_latitudes: got {num_latitudes} for kind {kind!r}, needed {needed}")
         colatitude, weight = latitudes(num_latitudes, kind)
         self.shape = (num_latitudes, num_longitudes)
         self.kind = kind
@@ -124,10 +126,3 @@ def _of_images(
     """
     batch = torch.arange(number, device=device).repeat_interleave(len(coords))
     return coords.to(device, dtype).repeat(number, 1), batch, weights.to(device, dtype).repeat(number)
-
-
-def _check_remainder(num_latitudes: int, remainder: int, kind: str) -> None:
-    if num_latitudes % 2 != remainder:
-        raise ValueError(
-            f"num_latitudes: got {num_latitudes} for kind {kind!r}, needed an {'odd' if remainder else 'even'} number"
-        )

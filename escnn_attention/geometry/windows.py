@@ -93,6 +93,7 @@ class Window:
         return cls(kernel_size, "disc" if longest == kernel_size**2 // 4 else f"disc {longest}")
 
 
+@dataclass(frozen=True, eq=False)
 class Blocks(ABC):
     """Queries in blocks that share their candidate keys.
 

@@ -71,23 +71,21 @@ def plot_attentive_maps(
         x: one image, (1, C, S, S), over a planar gspace with a finite group: fields, or a plain tensor for models that
             take one.
         model: an attentive layer, or any module that contains some; called in evaluation mode.
-        layer: the layer: its name in the model, itself, or a block that contains it; by default the first.
+        layer, title: as in :func:`plot_attention_maps`.
         elements: the elements that transform the image; by default those that map the grid onto itself, at most eight.
         angles: degrees to rotate it by in place of elements. Poses are then told apart by the nearest
             rotation of the group.
         field: one field of the layer's output in place of the mean over all of them.
         back: whether to draw the part at the right.
         background: the value around the image.
-        title: above the figure.
 
     Returns:
         The figure. Where margins or coarser grids are on the way to the layer, its maps lie on the part of the image
         that they are of; their grid is taken to be about the centre, as it is in exact networks.
 
     Raises:
-        TypeError: ``model`` is not a module, ``x`` no tensor, or a layer, element or field is of another type.
-        ValueError: ``x`` is not one planar image, there is no such layer, element or field, the model does not call the
-            layer, or both elements and angles are given, or angles for what is not square and scalar.
+        TypeError, ValueError: as :func:`plot_attention_maps`; there is no such field, or both elements and angles are
+            given, or angles for what is not square and scalar.
 
     Example:
         >>> import torch
