@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from escnn_attention import AbsoluteEncoding, FourierEncoding, MLPEncoding, NoEncoding, SeparableEncoding
+from escnn_attention import (
+    AbsoluteEncoding,
+    FourierEncoding,
+    MLPEncoding,
+    NoEncoding,
+    QuadraticEncoding,
+    SeparableEncoding,
+)
 
 NAMES = {
     "mlp": MLPEncoding,
@@ -12,8 +19,9 @@ NAMES = {
     "absolute": AbsoluteEncoding,
     "none": NoEncoding,
 }
-POSITIONAL = {name: cls for name, cls in NAMES.items() if name != "none"}
-every_encoding = pytest.mark.parametrize("make", NAMES.values(), ids=NAMES)
+EVERY = NAMES | {"quadratic": QuadraticEncoding}  # which has no name
+POSITIONAL = {name: cls for name, cls in EVERY.items() if name != "none"}
+every_encoding = pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
 positional = pytest.mark.parametrize("make", POSITIONAL.values(), ids=POSITIONAL)
 
 

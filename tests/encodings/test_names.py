@@ -5,14 +5,13 @@ import torch
 
 from escnn_attention import MLPEncoding
 from escnn_attention.encodings import as_encoding
-from tests.encodings.cases import NAMES, every_encoding
+from tests.encodings.cases import NAMES
 
 
-@every_encoding
-def test_names(make):
-    name = next(name for name, cls in NAMES.items() if cls is make)
-    assert type(as_encoding(name)) is make
-    encoding = make()
+@pytest.mark.parametrize("name", NAMES)
+def test_names(name):
+    encoding = as_encoding(name)
+    assert type(encoding) is NAMES[name]
     assert as_encoding(encoding) is encoding
 
 

@@ -8,16 +8,11 @@ from escnn import gspaces
 from escnn_attention import GroupSelfAttention
 from escnn_attention.encodings.quadratic import QuadraticEncoding
 from tests import spaces
+from tests.encodings.cases import cube
 
 
 def bound(dim=2, heads=3, channels=5, num_poses=4, **options):
     return QuadraticEncoding(**options).bind(dim, heads, channels, num_poses).double()
-
-
-def cube(dim, size=9):
-    """Offsets that fill a window."""
-    axis = torch.linspace(-1, 1, size, dtype=torch.float64)
-    return torch.stack(torch.meshgrid([axis] * dim, indexing="ij"), dim=-1).flatten(0, -2)
 
 
 def changes(scores):
@@ -28,23 +23,11 @@ def changes(scores):
 # ------------------------------------------------------------------------------------------------------- the formula
 
 
-@pytest.mark.parametrize("num_poses", [1, 4])
-@pytest.mark.parametrize("dim", [0, 1, 2, 3])
-def test_shapes(dim, num_poses):
-    encoding = bound(dim, num_poses=num_poses)
-    offsets, poses = encoding.offsets(torch.randn(7, 2, dim).double()), encoding.poses()
-    assert (None if offsets is None else offsets.shape) == ((3, 7, 2, 5) if dim else None)
-    assert (None if poses is None else poses.shape) == ((3, 4, 5) if num_poses > 1 else None)
-    parameters = {name: tuple(p.shape) for name, p in encoding.named_parameters()}
-    expected = {"centre": (3, dim), "sharpness": (3,)} if dim else {}
-    assert parameters == expected | ({"pose_embedding": (3, 4, 5)} if num_poses > 1 else {})
-
-
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_a_constant_query_sees_a_gaussian_about_the_centre(dim):
     encoding = bound(dim, sharpness=7.0)
     query = torch.eye(5, dtype=torch.float64)[0]
-    delta = cube(dim)
+    delta = cube(dim).double()
     scores = encoding.offsets(delta) @ query / math.sqrt(5)
     expected = -7 * (delta - encoding.centre.unsqueeze(1)).square().sum(-1)
     torch.testing.assert_close(scores, expected)
@@ -55,7 +38,7 @@ def test_a_query_moves_the_centre_and_scales_the_sharpness(dim):
     encoding = bound(dim)
     q0, t = torch.tensor(1.7, dtype=torch.float64), torch.randn(dim, dtype=torch.float64)
     query = torch.cat([q0[None], q0 * t, torch.randn(4 - dim, dtype=torch.float64)])  # the rest meets zeros
-    delta = cube(dim)
+    delta = cube(dim).double()
     scores = encoding.offsets(delta) @ query / math.sqrt(5)
     distance = (delta - encoding.centre.unsqueeze(1) - t).square().sum(-1)
     expected = -encoding.sharpness.unsqueeze(1) * q0 * distance
@@ -86,18 +69,11 @@ def test_centres_are_drawn_within_the_disc():
         assert (radius < 0.5 ** (1 / dim)).float().mean().item() == pytest.approx(0.5, abs=0.05)
 
 
-def test_heads_have_encodings_of_their_own():
-    encoding = bound()
-    offsets, poses = encoding.offsets(cube(2)), encoding.poses()
-    assert (offsets[0] - offsets[1]).abs().max() > 0.1
-    assert (poses[0] - poses[1]).abs().max() > 0.1
-
-
 @pytest.mark.parametrize(("dim", "num_poses"), [(2, 8), (3, 24), (2, 1)])
 def test_the_positional_score_of_a_unit_query_has_unit_variance(dim, num_poses):
     encoding = bound(dim, heads=5, channels=12, num_poses=num_poses)
     q = torch.randn(3000, 12, dtype=torch.float64)
-    scores = torch.einsum("qc,mlc->mql", q, encoding.offsets(cube(dim))) / math.sqrt(12)
+    scores = torch.einsum("qc,mlc->mql", q, encoding.offsets(cube(dim).double())) / math.sqrt(12)
     # In every head, however far from the middle its centre lies.
     expected = torch.full((5,), 0.5 if num_poses > 1 else 1.0, dtype=torch.float64)
     torch.testing.assert_close(scores.var(-1).mean(-1), expected, rtol=0.15, atol=0)
@@ -106,19 +82,6 @@ def test_the_positional_score_of_a_unit_query_has_unit_variance(dim, num_poses):
 def test_sharpness_is_taken_as_given():
     assert bound(sharpness=3).sharpness.tolist() == [3.0] * 3
     assert "sharpness=3" in repr(QuadraticEncoding(sharpness=3))
-
-
-def test_attention_is_neither_uniform_nor_saturated_at_initialisation():
-    shares = []
-    for seed in range(4):
-        torch.manual_seed(seed)
-        hidden = spaces.regular(gspaces.rot2dOnR2(4), 8)
-        layer = GroupSelfAttention(hidden, hidden, 2, 7, encoding=QuadraticEncoding())
-        x = spaces.random_field(hidden, 9, 9, dtype=torch.float32)
-        maps = layer.attention_maps(x, [(4, 4)], poses=[0, 1, 3]).detach().flatten(5)
-        entropy = -torch.xlogy(maps, maps).sum(-1)
-        shares.append((entropy.exp() / (maps > 0).sum(-1)).mean().item())
-    assert 0.15 < sum(shares) / len(shares) < 0.75
 
 
 # --------------------------------------------------------------------------------------------------------- in layers
@@ -183,15 +146,3 @@ def test_sharpness_is_any_real_number_that_single_precision_holds():
     assert bound(sharpness=1e30).sharpness.isfinite().all()
     with pytest.raises(ValueError, match=r"sharpness: got 1e\+300"):
         QuadraticEncoding(sharpness=1e300)
-
-
-def test_binding():
-    encoding = QuadraticEncoding()
-    hidden = spaces.regular(gspaces.rot2dOnR2(4), 3)
-    first, second = (GroupSelfAttention(hidden, hidden, kernel_size=3, encoding=encoding) for _ in range(2))
-    assert not encoding.bound
-    assert not list(encoding.parameters())
-    assert (first.plain.encoding.centre != second.plain.encoding.centre).all()
-    with pytest.raises(ValueError, match=r"encoding: .*belongs to a layer"):
-        GroupSelfAttention(hidden, hidden, encoding=first.plain.encoding, kernel_size=None)
-    assert "QuadraticEncoding(" in repr(first)
