@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.func import grad
 
-from escnn_attention.geometry.neighbours import Lists, Nearest, Neighbourhood, Neighbours, WholeClouds, stretches, where
+from escnn_attention.geometry.neighbours import Lists, Nearest, Neighbourhood, Neighbours, WholeClouds, stretches
 
 
 def listed(neighbours: Neighbours, number: int, limit: int = 2**40) -> list[set[int]]:
@@ -32,6 +32,15 @@ def listed(neighbours: Neighbours, number: int, limit: int = 2**40) -> list[set[
     return [rows.get(i, set()) for i in range(number)]
 
 
+def by_all_distances(distance: torch.Tensor, batch: torch.Tensor, rule: Neighbourhood) -> list[set[int]]:
+    """The keys of every point, by the distances ``(N, N)`` of all pairs."""
+    expected = []
+    for i in range(len(batch)):
+        order = sorted((float(distance[i, j]), j) for j in range(len(batch)) if batch[i] == batch[j])
+        expected.append({j for d, j in order[: rule.num_neighbours] if rule.radius is None or d <= rule.radius})
+    return expected
+
+
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_every_rule_against_all_distances(data):
@@ -47,13 +56,8 @@ def test_every_rule_against_all_distances(data):
         radius *= float(distance.max()) if number else 1.0
         radius = radius or 1.0
     nearest = data.draw(st.sampled_from([None, 1, 2, 5, 30]))
-    same = batch[:, None] == batch
-    expected = []
-    for i in range(number):
-        order = sorted((float(distance[i, j]), j) for j in range(number) if same[i, j])
-        order = order[:nearest] if nearest is not None else order
-        expected.append({j for d, j in order if radius is None or d <= radius})
     rule = Neighbourhood(radius, nearest)
+    expected = by_all_distances(distance, batch, rule)
     assert rule.is_global == (radius is None and nearest is None)
     limit = data.draw(st.sampled_from([1, 5, 20, 2**40]))
     assert listed(rule(coords, batch), number, limit) == expected
@@ -69,11 +73,7 @@ def test_a_distance_of_ones_own(radius, nearest):
         return (query - key).abs().amax(-1)
 
     rule = Neighbourhood(radius, nearest, metric)
-    expected = []
-    for i in range(9):
-        order = sorted((float(metric(coords[i], coords[j])), j) for j in range(9) if batch[i] == batch[j])
-        expected.append({j for d, j in order[:nearest] if radius is None or d <= radius})
-    assert listed(rule(coords, batch), 9) == expected
+    assert listed(rule(coords, batch), 9) == by_all_distances(metric(coords[:, None], coords), batch, rule)
     assert "metric" not in repr(rule)
 
 
@@ -93,11 +93,7 @@ def test_a_periodic_box_against_all_images(data):
     rule = Neighbourhood(None if radius[0] is None else radius[0] * min(period), radius[1], period=period)
     if rule.is_global:
         return
-    expected = []
-    for i in range(number):
-        order = sorted((float(distance[i, j]), j) for j in range(number) if batch[i] == batch[j])
-        order = order[: rule.num_neighbours]
-        expected.append({j for d, j in order if rule.radius is None or d <= rule.radius})
+    expected = by_all_distances(distance, batch, rule)
     assert listed(rule(coords, batch), number) == expected
     assert listed(rule._by_distances(coords, WholeClouds(batch)), number) == expected
     assert listed(rule.between(coords, batch, coords + 2 * sides, batch), number) == expected
@@ -251,13 +247,6 @@ def test_stretches(numbers):
     )
     assert torch.equal(which, expected)
     assert torch.equal(start, counts.cumsum(0) - counts)
-
-
-def test_where():
-    flags = torch.tensor([False, True, True, False])
-    assert where(flags).tolist() == [1, 2]
-    assert where(~flags).tolist() == [0, 3]
-    assert where(flags[:1]).tolist() == []
 
 
 @pytest.mark.parametrize("method", ["chunks", "alike"])

@@ -136,11 +136,6 @@ def test_log_polar_at_the_origin():
 
 
 def test_a_relation_of_ones_own():
-    from escnn import gspaces
-    from escnn.nn import FieldType, GeometricTensor
-
-    from escnn_attention import PointSelfAttention
-
     class Distance(Relation):
         def size(self, dim: int) -> int:
             return 1
@@ -150,7 +145,7 @@ def test_a_relation_of_ones_own():
 
     torch.manual_seed(0)
     space = gspaces.trivialOnR2()
-    scalars = FieldType(space, 2 * [space.trivial_repr])
+    scalars = spaces.scalars(space, 2)
     layer = PointSelfAttention(scalars, scalars, relation=Distance()).double()
     x, coords = torch.randn(2, 5, 2, dtype=torch.float64).unbind()
     y = layer(GeometricTensor(x, scalars, coords)).tensor
