@@ -25,6 +25,21 @@ def rotmnist(train: int, valid: int, test: int) -> dict[str, np.ndarray]:
     return arrays
 
 
+QUIET = {"trainer.enable_progress_bar": False, "trainer.enable_model_summary": False, "model.warm_up": 0}
+"""What a training of an example takes in a test."""
+
+
+def like_cifar10(patch: pytest.MonkeyPatch, number: int) -> None:
+    """So many random images in place of those of CIFAR-10, of all classes in turn."""
+    from escnn_attention.training import CIFAR10
+    from escnn_attention.training.data.base import InMemory
+
+    images = torch.randint(0, 256, (number, 3, 32, 32), dtype=torch.uint8)
+    source = InMemory(images, torch.arange(number) % 10)
+    patch.setattr(CIFAR10, "_read", lambda data, folder, parts: dict.fromkeys(parts, source))
+    patch.setattr(CIFAR10, "_prepare_folder", lambda data, folder: None)
+
+
 def process(rank: int, world_size: int) -> SimpleNamespace:
     """The trainer in one of several processes, as far as a data module asks."""
     return SimpleNamespace(

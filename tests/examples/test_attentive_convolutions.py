@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
 pytest.importorskip("jsonargparse")
@@ -14,7 +13,6 @@ from jsonargparse import ArgumentParser
 from typer.testing import CliRunner
 
 from escnn_attention.training import CIFAR10, PatchCamelyon, RotMNIST
-from escnn_attention.training.data.base import InMemory
 from escnn_attention.training.modules.classifier import Classifier
 from examples.attentive_convolutions import cli, costs, tables
 from examples.experiments.runs import DATA, NETWORK
@@ -25,14 +23,7 @@ h5py = pytest.importorskip("h5py")
 
 CONFIGURATIONS = sorted((Path(tables.__file__).parent / "configurations").glob("*.yaml"))
 DATA_SETS = {"rotmnist": RotMNIST, "cifar10": CIFAR10, "pcam": PatchCamelyon}
-QUIET = {
-    "trainer.enable_progress_bar": False,
-    "trainer.enable_model_summary": False,
-    f"{DATA}.batch_size": 4,
-    f"{DATA}.limit_valid": 4,
-    f"{DATA}.limit_test": 4,
-    "model.warm_up": 0,
-}
+QUIET = samples.QUIET | {f"{DATA}.{name}": 4 for name in ("batch_size", "limit_valid", "limit_test")}
 
 
 def rounded(count):
@@ -210,10 +201,7 @@ def test_the_small_table_2_has_all_kinds_of_networks():
 @pytest.mark.sampled(4, of="commands of the examples")
 def test_table_3_without_patch_camelyon(tmp_path, monkeypatch):
     """On images like those of CIFAR-10, of which two classes count; nothing of the paper stands beside them."""
-    labels = torch.arange(80) % 10
-    source = InMemory(torch.randint(0, 256, (80, 3, 32, 32), dtype=torch.uint8), labels)
-    monkeypatch.setattr(CIFAR10, "_read", lambda data, folder, parts: dict.fromkeys(parts, source))
-    monkeypatch.setattr(CIFAR10, "_prepare_folder", lambda data, folder: None)
+    samples.like_cifar10(monkeypatch, 80)
     monkeypatch.setattr(tables, "_TABLE_3", tables._TABLE_3[-1:])
     monkeypatch.setattr(tables, "_TWO_CLASSES", tables._TWO_CLASSES | {f"{DATA}.limit_train": 16})
     options = ["--data", "cifar10"]

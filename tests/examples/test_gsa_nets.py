@@ -9,11 +9,8 @@ pytest.importorskip("jsonargparse")
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
-import torch
 from typer.testing import CliRunner
 
-from escnn_attention.training import CIFAR10
-from escnn_attention.training.data.base import InMemory
 from examples.experiments.runs import DATA
 from examples.experiments.twins import parameters
 from examples.gsa_nets import cli, figures, tables
@@ -95,8 +92,7 @@ def test_twins_have_about_as_many_parameters(data, small):
 @pytest.mark.sampled(4, of="commands of the examples")
 def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
     np.savez(tmp_path / "rotmnist.npz", **samples.rotmnist(train=32, valid=8, test=8))
-    tiny = {"trainer.enable_progress_bar": False, "trainer.enable_model_summary": False, "model.warm_up": 0}
-    monkeypatch.setattr(tables, "_SMALL_TRAINING", tables._SMALL_TRAINING | tiny)
+    monkeypatch.setattr(tables, "_SMALL_TRAINING", tables._SMALL_TRAINING | samples.QUIET)
     monkeypatch.setattr(tables, "_FEWER", (3,))
     monkeypatch.setattr(tables, "_twins", lambda *_: [])
     options = ["--small", "--epochs", "1", "--accelerator", "cpu", "--data-dir", str(tmp_path)]
@@ -113,11 +109,8 @@ def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
 @pytest.mark.sampled(4, of="commands of the examples")
 def test_table_2_without_patch_camelyon(tmp_path, monkeypatch):
     """On images like those of CIFAR-10, of which two classes count; nothing of the paper stands beside them."""
-    source = InMemory(torch.randint(0, 256, (160, 3, 32, 32), dtype=torch.uint8), torch.arange(160) % 10)
-    monkeypatch.setattr(CIFAR10, "_read", lambda data, folder, parts: dict.fromkeys(parts, source))
-    monkeypatch.setattr(CIFAR10, "_prepare_folder", lambda data, folder: None)
-    tiny = {"trainer.enable_progress_bar": False, "trainer.enable_model_summary": False, "model.warm_up": 0}
-    monkeypatch.setattr(tables, "_SMALL_TRAINING", tables._SMALL_TRAINING | tiny | {f"{DATA}.limit_train": 16})
+    samples.like_cifar10(monkeypatch, 160)
+    monkeypatch.setattr(tables, "_SMALL_TRAINING", tables._SMALL_TRAINING | samples.QUIET | {f"{DATA}.limit_train": 16})
     monkeypatch.setattr(tables, "_SMALL_GROUPS", {"pcam": ("R4M",)})
     monkeypatch.setattr(tables, "_twins", lambda *_: [])
     options = ["--data", "pcam", "--stand-in", "--out", str(tmp_path)]

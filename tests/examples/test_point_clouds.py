@@ -22,11 +22,15 @@ from escnn_attention.training.data.files import ENVIRONMENT
 from examples.experiments.runs import DATA, NETWORK
 from examples.point_clouds import cli, figures, measure, report, tables
 from examples.point_clouds.tables import experiments, parameters
+from tests import samples
 
 _LEAPFROG = {"model.network.init_args.integrator": "leapfrog"}  # faster
-_QUIET = {"trainer.enable_progress_bar": False, "trainer.enable_model_summary": False, "model.warm_up": 0}
 _SPACE = {"class_path": "escnn.gspaces.dihedralOnR3", "init_args": {"n": 2}}  # sooner built than the octahedral one
 _NARROW = {f"{NETWORK}.fields": 2, f"{NETWORK}.num_blocks": 1, f"{NETWORK}.num_heads": 1}
+
+
+def again(*_, **__):
+    raise AssertionError("it was run again")
 
 
 def _call(*options):
@@ -67,7 +71,7 @@ def molecules(data_dir, monkeypatch):
     )
     monkeypatch.setattr(qm9, "_NUM_TRAIN", 12)
     monkeypatch.setattr(qm9, "_NUM_VALID", 4)
-    tiny = {**tables._POLARIZABILITY.small, **_QUIET, **_NARROW, f"{DATA}.batch_size": 4}
+    tiny = {**tables._POLARIZABILITY.small, **samples.QUIET, **_NARROW, f"{DATA}.batch_size": 4}
     tiny[f"{NETWORK}.encoding"] = {"class_path": "escnn_attention.PairKernel", "init_args": {"hidden": 2}}
     changes = {**tables._POLARIZABILITY.changes, f"{NETWORK}.gspace": _SPACE}
     experiment = dataclasses.replace(tables._POLARIZABILITY, small=tiny, changes=changes)
@@ -163,7 +167,7 @@ def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
     few = {f"{DATA}.num_train": 10, f"{DATA}.num_valid": 2, f"{DATA}.num_test": 2}
     few |= {tables._POTENTIAL + ".fields": 4, tables._POTENTIAL + ".encoding.init_args.hidden": 4}
     tiny = dataclasses.replace(
-        tables._SPRINGS, small={**tables._SPRINGS.small, **_QUIET, **_LEAPFROG, **few}, variants={}
+        tables._SPRINGS, small={**tables._SPRINGS.small, **samples.QUIET, **_LEAPFROG, **few}, variants={}
     )
     monkeypatch.setattr(tables, "_SPRINGS", tiny)
     options = ["springs", "--small", "--epochs", "1", "--accelerator", "cpu", "--out", str(tmp_path)]
@@ -186,9 +190,6 @@ def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
     assert (tmp_path / "springs-rollout-small.png").read_bytes().startswith(b"\x89PNG")
 
     # A second time nothing is trained or measured again.
-    def again(*_, **__):
-        raise AssertionError("it was run again")
-
     monkeypatch.setattr("examples.experiments.runs.run_experiment", again)
     monkeypatch.setattr(measure, "run_experiment", again)
     monkeypatch.setattr(report, "rollout_errors", again)
@@ -247,9 +248,6 @@ def test_a_measurement_that_fails_loses_no_training(molecules, tmp_path, monkeyp
     assert len({line.count("|") for line in lines[:4]}) == 1
 
     # Started again, the command measures what is missing, and trains and tests nothing.
-    def again(*_, **__):
-        raise AssertionError("it was run again")
-
     monkeypatch.setattr("examples.experiments.runs.run_experiment", again)
     monkeypatch.setattr(measure, "run_experiment", again)
     monkeypatch.setattr(report, "tensor_equivariance", right)
@@ -262,14 +260,6 @@ def test_a_measurement_that_fails_loses_no_training(molecules, tmp_path, monkeyp
     assert equivariant["group"] < 1e-12 < equivariant["random"]
     assert twin["group"] > 1e-6
     assert str(molecules) not in json.dumps(rows)
-
-
-@pytest.fixture
-def first_only(monkeypatch):
-    """No twins, which take long to find."""
-    every = tables.Experiment.runs
-    monkeypatch.setattr(tables.Experiment, "_twin", lambda self, label, run: run)
-    monkeypatch.setattr(tables.Experiment, "runs", lambda self, small: every(self, small)[:1])
 
 
 def _integrated(systems, number, times):

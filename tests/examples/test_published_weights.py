@@ -1,6 +1,5 @@
 """The script that measures published weights."""
 
-import importlib.util
 import os
 import re
 from pathlib import Path
@@ -13,22 +12,16 @@ pytest.importorskip("typer")
 
 from typer.testing import CliRunner
 
+from examples import published_weights
 from tests import samples
 
-ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("ESCNN_ATTENTION_DATA", ""))
 
 
-@pytest.fixture(scope="module")
-def example():
-    spec = importlib.util.spec_from_file_location("published_weights", ROOT / "examples" / "published_weights.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def run(example, *arguments):
-    return CliRunner().invoke(example.app, [str(a) for a in arguments], env={"COLUMNS": "200", "TERM": "dumb"})
+def run(*arguments):
+    return CliRunner().invoke(
+        published_weights.app, [str(a) for a in arguments], env={"COLUMNS": "200", "TERM": "dumb"}
+    )
 
 
 @pytest.fixture
@@ -44,33 +37,36 @@ def files(tmp_path):
     return tmp_path
 
 
-def test_accuracy_is_what_the_network_reaches(example, files):
-    result = run(example, files / "weights.npz", "--data", files / "data.npz", "--batch-size", 7)
+def test_accuracy_is_what_the_network_reaches(files):
+    result = run(files / "weights.npz", "--data", files / "data.npz", "--batch-size", 7)
     assert result.exit_code == 0, result.output
     arrays = samples.rotmnist(20, 5, 30)
     pixels = arrays["train_images"] / 255
     x = torch.tensor((arrays["test_images"] / 255 - pixels.mean()) / pixels.std(), dtype=torch.float32)[:, None]
     with torch.no_grad():
-        right = (example.load(example.read(files / "weights.npz"))(x).argmax(1).numpy() == arrays["test_labels"]).sum()
+        right = (
+            published_weights.load(published_weights.read(files / "weights.npz"))(x).argmax(1).numpy()
+            == arrays["test_labels"]
+        ).sum()
     assert f"accuracy: {right / 30:.2%}, {right} of 30 test images" in result.output
     assert "weights.npz: GroupCNN on C4_on_R2" in result.output
     assert "logits" not in result.output
-    result = run(example, files / "weights.npz", "--data", files / "data.npz", "--limit", 3)
+    result = run(files / "weights.npz", "--data", files / "data.npz", "--limit", 3)
     assert "of 3 test images" in result.output
 
 
-def test_logits_are_compared_where_the_file_has_them(example, files):
-    weights = example.read(files / "weights.npz")
+def test_logits_are_compared_where_the_file_has_them(files):
+    weights = published_weights.read(files / "weights.npz")
     x = np.random.default_rng(1).normal(size=(2, 1, 28, 28)).astype(np.float32)
     with torch.no_grad():
-        logits = example.load(weights)(torch.from_numpy(x)).numpy()
+        logits = published_weights.load(weights)(torch.from_numpy(x)).numpy()
     np.savez(files / "all.npz", **{f"weight/{n}": a for n, a in weights.items()}, input=x, logits=logits + 0.5)
-    result = run(example, files / "all.npz", "--data", files / "data.npz")
+    result = run(files / "all.npz", "--data", files / "data.npz")
     assert "logits: at most 5.0e-01 from those of the file, for 2 images" in result.output
 
 
-def test_mistakes_are_messages(example, files):
-    weights = example.read(files / "weights.npz")
+def test_mistakes_are_messages(files):
+    weights = published_weights.read(files / "weights.npz")
     del weights["c3.weight"]
     np.savez(files / "few.npz", **weights)
     (files / "text.npz").write_text("nothing")
@@ -80,7 +76,7 @@ def test_mistakes_are_messages(example, files):
         ("none.npz", "data.npz", "does not exist"),
         ("weights.npz", "weights.npz", "has no array train_images"),
     ]:
-        result = run(example, files / name, "--data", files / data)
+        result = run(files / name, "--data", files / data)
         assert result.exit_code == 2
         assert message in " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split()), result.output
 
@@ -91,10 +87,8 @@ def test_mistakes_are_messages(example, files):
     not ((DATA / "authors").is_dir() and (DATA / "rotmnist.npz").exists()),
     reason="ESCNN_ATTENTION_DATA names no folder with authors/ and rotmnist.npz",
 )
-def test_the_published_weights_reach_what_they_should_on_the_first_images(example, name):
-    result = run(
-        example, DATA / "authors" / f"{name}.npz", "--data", DATA / "rotmnist.npz", "--limit", 300, "--batch-size", 100
-    )
+def test_the_published_weights_reach_what_they_should_on_the_first_images(name):
+    result = run(DATA / "authors" / f"{name}.npz", "--data", DATA / "rotmnist.npz", "--limit", 300, "--batch-size", 100)
     assert result.exit_code == 0, result.output
     assert float(re.search(r"accuracy: ([0-9.]+)%", result.output)[1]) > 95
     assert float(re.search(r"at most (\S+) from", result.output)[1]) < 1e-4
