@@ -37,6 +37,10 @@ def shown(ax):
     return np.asarray(ax.images[-1].get_array())
 
 
+def opacity(ax):
+    return shown(ax)[..., 3]
+
+
 def number(ax):
     """The number in the frame of a panel."""
     return int(next(text.get_text() for text in ax.texts if text.get_text()))  # arrows are empty texts

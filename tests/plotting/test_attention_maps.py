@@ -6,13 +6,9 @@ from escnn import gspaces, nn
 from escnn_attention import GroupSelfAttention, TransformerBlock
 from escnn_attention.models import HybridNet
 from escnn_attention.plotting import plot_attention_maps
-from tests.plotting.pictures import drawn, number, shown, system, texts
+from tests.plotting.pictures import drawn, number, opacity, shown, system, texts
 
 pytest.importorskip("matplotlib")
-
-
-def opacity(ax):
-    return shown(ax)[..., 3]
 
 
 def test_attention_turns_with_the_image():
@@ -131,7 +127,6 @@ def test_mistakes_are_named():
         with pytest.raises(error, match=message):
             plot_attention_maps(x, lifting, **{**options, **wrong})
     for arguments, wrong, message in (
-        ((x, attention, lifting), {}, "part of the GroupSelfAttention"),
         ((x, model, "two"), {}, "no module 'two'.*'0', '1'"),
         ((x, nn.IdentityModule(x.type)), {}, "no attention layer"),
         ((x, model), {"head": 2}, "head: got 2"),

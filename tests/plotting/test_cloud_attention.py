@@ -40,6 +40,17 @@ def frame_of(ax):
     return np.array([(end - start) / np.linalg.norm(end - start) for start, end in lines]).T
 
 
+class Changed(torch.nn.Module):
+    """A layer that sees something else than it is given."""
+
+    def __init__(self, change, layer):
+        super().__init__()
+        self.change, self.layer = change, layer
+
+    def forward(self, x):
+        return self.layer(self.change(x))
+
+
 def test_attention_turns_with_the_cloud():
     """Points, the pose and colours: all columns are turned copies of the first."""
     torch.manual_seed(0)
@@ -82,20 +93,13 @@ def test_what_is_not_equivariant_is_seen():
     """Attention that sees absolute positions does not turn about a point that is not the origin."""
     layer = layer_on(gspaces.rot2dOnR2(4), encoding="mlp")
     x = cloud_for(layer)
-
-    class Shifted(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            return self.layer(nn.GeometricTensor(x.tensor, x.type, x.coords * torch.tensor([1.0, 3.0])))
+    stretched = Changed(lambda x: nn.GeometricTensor(x.tensor, x.type, x.coords * torch.tensor([1.0, 3.0])), layer)
 
     def largest(figure):
         return max(float(text.get_text()) for text in figure.texts if text.get_fontsize() == 8)
 
     assert largest(plot_cloud_attention(x, layer, point=1)) < 1e-5
-    assert largest(plot_cloud_attention(x, Shifted(), point=1)) > 1e-2
+    assert largest(plot_cloud_attention(x, stretched, point=1)) > 1e-2
 
 
 @pytest.mark.slow
@@ -257,17 +261,9 @@ def test_mistakes_are_named():
     network = PointTransformer(g, 1, 1, fields=2, num_blocks=1, num_heads=1)
     with pytest.raises(ValueError, match=r"layers: got .norm., needed attention"):
         plot_cloud_attention(cloud_for(network), network, "norm", point=0)
-
-    class Half(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            return self.layer(nn.GeometricTensor(x.tensor[:3], x.type, x.coords[:3]))
-
+    half = Changed(lambda x: nn.GeometricTensor(x.tensor[:3], x.type, x.coords[:3]), layer)
     with pytest.raises(ValueError, match=r"layers: .*3 points, needed .*7"):
-        plot_cloud_attention(x, Half(), point=0)
+        plot_cloud_attention(x, half, point=0)
 
 
 def weights_of(module, x, point, poses, **call):

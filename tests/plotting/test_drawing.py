@@ -16,6 +16,7 @@ from escnn_attention.plotting import (
     plot_attention_maps,
     plot_attentive_layers,
     plot_attentive_maps,
+    plot_encoding,
     plot_feature_maps,
 )
 from tests.plotting.pictures import Wrapped, drawn, shown, system
@@ -26,6 +27,7 @@ FIGURES = {
     "attentive layers": plot_attentive_layers,
     "feature maps": plot_feature_maps,
 }
+OF_MODELS = FIGURES | {"encodings": lambda x, model: plot_encoding(model, pose_table=False)}
 
 
 def modules():
@@ -43,6 +45,7 @@ def test_mistakes_are_named(draw):
         ({"elements": [1]}, TypeError, "elements: got 1, needed an element of C4"),
         ({"elements": [cyclic_group(8).element(2)]}, ValueError, "elements: got an element of C8, needed one of C4"),
         ({"elements": []}, ValueError, "elements: got none"),
+        ({"elements": cyclic_group(4).element(1)}, TypeError, "elements: .*needed a sequence"),
         ({"x": x.type(torch.randn(2, 1, 6, 6))}, ValueError, "one planar image"),
         ({"x": [x]}, TypeError, "x: got list"),
         ({"model": "model"}, TypeError, "(model|stages): got str"),
@@ -61,7 +64,7 @@ def assert_same(figure, expected, atol):
 
 
 @pytest.mark.sampled(2, of="pictures of any model")
-@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
+@pytest.mark.parametrize("draw", OF_MODELS.values(), ids=OF_MODELS)
 def test_any_model(draw):
     """A sequence, a classifier, and a network of plain tensors give the same picture."""
     x, stages = modules()
@@ -73,7 +76,7 @@ def test_any_model(draw):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
+@pytest.mark.parametrize("draw", OF_MODELS.values(), ids=OF_MODELS)
 @pytest.mark.slow
 def test_any_precision(draw, dtype):
     """The modes and states of modules are as before."""

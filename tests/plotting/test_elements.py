@@ -9,7 +9,7 @@ from escnn.group import cyclic_group
 
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.plotting import name_element
-from escnn_attention.plotting._elements import element_indices, pose_indices
+from escnn_attention.plotting._elements import pose_indices
 
 
 def angle(degrees):
@@ -79,17 +79,3 @@ def test_poses_are_indices_or_elements():
     ):
         with pytest.raises(error, match=f"poses: {message}"):
             pose_indices(table, wrong)
-
-
-def test_elements_are_of_the_group():
-    space = gspaces.rot2dOnR2(4)
-    table = fibers(space)
-    assert element_indices(table, iter([space.fibergroup.element(3), space.fibergroup.identity])) == [3, 0]
-    for wrong, error, message in (
-        ([], ValueError, "got none"),
-        ([cyclic_group(8).element(2)], ValueError, "got an element of C8, needed one of C4"),
-        ([1], TypeError, "got 1, needed an element of C4"),
-        (space.fibergroup.element(1), TypeError, "needed a sequence"),
-    ):
-        with pytest.raises(error, match=f"elements: .*{message}"):
-            element_indices(table, wrong)

@@ -7,6 +7,7 @@ from escnn import gspaces, nn
 
 from escnn_attention.models import HybridNet
 from escnn_attention.plotting import animate_feature_maps, plot_feature_maps
+from tests.equivariance.test_report import Pointwise
 from tests.plotting.pictures import Wrapped, drawn, number, shown, system, texts
 
 pytest.importorskip("matplotlib")
@@ -142,19 +143,8 @@ def test_the_animation_rotates_maps_and_puts_them_back():
 
 def test_the_animation_catches_a_layer_that_is_not_equivariant():
     x, lifting, _ = system()
-
-    class Broken(nn.EquivariantModule):
-        def __init__(self):
-            super().__init__()
-            self.in_type = self.out_type = lifting.out_type
-
-        def forward(self, x):
-            return self.out_type(x.tensor * torch.linspace(0, 1, x.shape[-1]))
-
-        def evaluate_output_shape(self, input_shape):
-            return input_shape
-
-    steps = animation_of(nn.SequentialModule(lifting, Broken()), x, layer="1", angles=[90])
+    broken = Pointwise(lifting.out_type, lambda x: x * torch.linspace(0, 1, x.shape[-1]))
+    steps = animation_of(nn.SequentialModule(lifting, broken), x, layer="1", angles=[90])
     assert steps[0][-1] > 0.1
 
 
