@@ -120,24 +120,19 @@ def size_of(y: torch.Tensor) -> torch.Tensor:
 
 def grid_error(module: EquivariantModule, x: GeometricTensor) -> float:
     """The largest relative equivariance error over generators of what maps the grid onto itself, turned by escnn."""
-    with torch.no_grad():
-        y = module(x)
-        errors = [
-            (module(x.transform(g)).tensor - y.transform(g).tensor).norm() / size_of(y.tensor)
-            for g in (grid_generators if x.type.gspace.dimensionality else generators)(x.type.gspace)
-        ]
-    return max(e.item() for e in errors)
+    elements = (grid_generators if x.type.gspace.dimensionality else generators)(x.type.gspace)
+    return _error(module, x, elements, GeometricTensor.transform)
 
 
 def fibers_error(module: EquivariantModule, x: GeometricTensor) -> float:
     """The largest relative equivariance error of a module that moves no position, of the action on fibers alone."""
-    with torch.no_grad():
-        y = module(x)
-        errors = [
-            (module(x.transform_fibers(g)).tensor - y.transform_fibers(g).tensor).norm() / size_of(y.tensor)
-            for g in generators(x.type.gspace)
-        ]
-    return max(e.item() for e in errors)
+    return _error(module, x, generators(x.type.gspace), GeometricTensor.transform_fibers)
+
+
+@torch.no_grad()
+def _error(module: EquivariantModule, x: GeometricTensor, elements: list[group.GroupElement], move: Callable) -> float:
+    y = module(x)
+    return max(((module(move(x, g)).tensor - move(y, g).tensor).norm() / size_of(y.tensor)).item() for g in elements)
 
 
 def turned_error(module: EquivariantModule, x: GeometricTensor, on_grid: Callable[..., torch.Tensor]) -> float:

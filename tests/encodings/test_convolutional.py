@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from escnn import gspaces
 from escnn.group import cyclic_group
-from escnn.gspaces import GSpace
 
 from escnn_attention import (
     AbsoluteEncoding,
@@ -24,6 +23,7 @@ from escnn_attention import (
     SeparableEncoding,
 )
 from escnn_attention.geometry.grid import Grid
+from escnn_attention.groups.spaces import OwnSpace
 from escnn_attention.models import GSANet
 from tests import spaces
 from tests.spaces import mixed, random_field, regular, scalars
@@ -60,21 +60,11 @@ def kernel_of(layer, width):
     return kernel
 
 
-class Line(GSpace):
+class Line(OwnSpace):
     """The line and its reflection, which escnn has no gspace for."""
 
     def __init__(self):
-        super().__init__(cyclic_group(2), 1, "the line")
-
-    @property
-    def basespace_action(self):
-        return self.fibergroup.irrep(1)
-
-    def restrict(self, id):
-        raise NotImplementedError
-
-    def _basis_generator(self, *args):
-        raise NotImplementedError
+        super().__init__(cyclic_group(2).irrep(1), "the line")
 
 
 def convolved(kernel, x):

@@ -11,7 +11,7 @@ import torch
 from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention import GroupSelfAttention, LiftedMotion, PointSelfAttention, tetraOnR3
+from escnn_attention import GroupSelfAttention, LiftedMotion, PointSelfAttention, space_time, tetraOnR3
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.groups.spaces import MotionSpace, tetra_group
 from escnn_attention.models.description import build, describe
@@ -79,24 +79,18 @@ def test_layers_on_grids_are_exact():
     assert spaces.grid_error(layer, x) < 1e-11
 
 
-def test_copies_are_the_same_group():
-    space = tetraOnR3()
-    for again in (copy.deepcopy(space), pickle.loads(pickle.dumps(space))):
+@pytest.mark.parametrize(
+    "make", [tetraOnR3, lambda: MotionSpace(2), lambda: MotionSpace(3), lambda: space_time(gspaces.rot2dOnR2(4))]
+)
+def test_copies_are_the_same_space(make):
+    space = make()
+    for again in (make(), copy.deepcopy(space), pickle.loads(pickle.dumps(space)), build(describe(space))):
         assert again == space
+        assert hash(again) == hash(space)
         assert again.fibergroup is space.fibergroup
-    assert build(describe(space)) == space
-    assert space != gspaces.octaOnR3()
-    with pytest.raises(NotImplementedError, match="has no subgroups here"):
-        space.restrict(2)
-
-
-def test_is_one_space_for_all():
-    space = MotionSpace(2)
-    assert space == MotionSpace(2) != MotionSpace(3)
-    assert hash(space) == hash(MotionSpace(2))
-    for again in (pickle.loads(pickle.dumps(space)), copy.deepcopy(space), build(describe(space))):
-        assert again == space
-    assert space.basespace_action.size == space.dimensionality == 3
+    assert space not in (gspaces.octaOnR3(), gspaces.rot2dOnR2(4), space_time(gspaces.rot2dOnR2(2)))
+    assert MotionSpace(2) != MotionSpace(3)
+    assert space.basespace_action.size == space.dimensionality
 
 
 @pytest.mark.parametrize("dim", [2, 3])
@@ -112,7 +106,8 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match=r"^dim: got 4"):
         MotionSpace(4)
     space = MotionSpace(3)
-    with pytest.raises(NotImplementedError, match="no subgroups"):
-        space.restrict(1)
+    for own in (space, tetraOnR3()):
+        with pytest.raises(NotImplementedError, match="no subgroups"):
+            own.restrict(1)
     with pytest.raises(NotImplementedError, match="no steerable kernels"):
         space.build_kernel_basis(*2 * [FieldType(space, [space.trivial_repr]).representations[0]], 1.0, [0.0])
