@@ -26,18 +26,14 @@ _GROUPS = (
 def register() -> None:
     """Register the reducers. Called when :mod:`escnn_attention` is imported; calling it again changes nothing."""
     for group in _GROUPS:
-        copyreg.pickle(group, _reduce_group)  # type: ignore[arg-type]
-    copyreg.pickle(eg.GroupElement, _reduce_element)  # type: ignore[arg-type]
-    copyreg.pickle(eg.IrreducibleRepresentation, _reduce_irrep)  # type: ignore[arg-type]
+        copyreg.pickle(group, lambda g: (_make_group, (type(g), g._keys)))  # type: ignore[arg-type]
+    copyreg.pickle(eg.GroupElement, lambda e: (_make_element, (e.group, e.value, e.param)))  # type: ignore[arg-type]
+    copyreg.pickle(eg.IrreducibleRepresentation, lambda r: (_make_irrep, (r.group, r.id)))  # type: ignore[arg-type]
     copyreg.pickle(eg.Representation, _reduce_representation)  # type: ignore[arg-type]
     copyreg.pickle(GSpace0D, lambda space: (GSpace0D, (space.fibergroup,)))  # type: ignore[arg-type]
-    copyreg.pickle(GSpace2D, _reduce_gspace)  # type: ignore[arg-type]
-    copyreg.pickle(GSpace3D, _reduce_gspace)  # type: ignore[arg-type]
+    for kind in (GSpace2D, GSpace3D):
+        copyreg.pickle(kind, lambda space: (_make_gspace, (type(space), space._sg_id, space.name)))  # type: ignore[arg-type]
     copyreg.pickle(FieldType, lambda t: (FieldType, (t.gspace, tuple(t.representations))))  # type: ignore[arg-type]
-
-
-def _reduce_group(group: eg.Group) -> tuple[Any, ...]:
-    return _make_group, (type(group), group._keys)
 
 
 def _make_group(cls: type[eg.Group], keys: dict[str, Any]) -> eg.Group:
@@ -46,26 +42,14 @@ def _make_group(cls: type[eg.Group], keys: dict[str, Any]) -> eg.Group:
     return cls._generator(**keys)
 
 
-def _reduce_gspace(space: GSpace2D | GSpace3D) -> tuple[Any, ...]:
-    return _make_gspace, (type(space), space._sg_id, space.name)
-
-
 def _make_gspace(cls: type[GSpace2D | GSpace3D], sg_id: tuple[Any, ...], name: str) -> GSpace2D | GSpace3D:
     space = cls(sg_id)
     space.name = name  # part of escnn's hash; the factories make it from the id as it was given
     return space
 
 
-def _reduce_element(element: eg.GroupElement) -> tuple[Any, ...]:
-    return _make_element, (element.group, element.value, element.param)
-
-
 def _make_element(group: eg.Group, value: Any, param: str) -> eg.GroupElement:
     return group.element(value, param)
-
-
-def _reduce_irrep(irrep: eg.IrreducibleRepresentation) -> tuple[Any, ...]:
-    return _make_irrep, (irrep.group, irrep.id)
 
 
 def _make_irrep(group: eg.Group, id: tuple[Any, ...]) -> eg.IrreducibleRepresentation:

@@ -22,11 +22,7 @@ def register() -> None:
         return
     GeometricTensor.__annotations__ = {"tensor": Tensor, "type": FieldType, "coords": Tensor | None}
     dataclasses.dataclass(init=False, repr=False, eq=False)(GeometricTensor)
-    _pytree.register_pytree_node(GeometricTensor, _flatten, _unflatten)
-
-
-def _flatten(x: GeometricTensor) -> tuple[list[Any], FieldType]:
-    return [x.tensor, x.coords], x.type
+    _pytree.register_pytree_node(GeometricTensor, lambda x: ([x.tensor, x.coords], x.type), _unflatten)
 
 
 def _unflatten(parts: Any, type: FieldType) -> GeometricTensor:

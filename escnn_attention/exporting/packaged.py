@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,8 @@ def linked(program: ExportedProgram) -> Iterator[None]:
     from torch._inductor import config
     from torch.utils.cpp_extension import include_paths
 
-    targets = {node.target for module in program.graph_module.modules() for node in _nodes(module)}
+    graphs = (module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule))
+    targets = {node.target for graph in graphs for node in graph.nodes}
     operators = {name: getattr(torch.ops.escnn_attention, name).default for name in _loops}
     used = {name: operator for name, operator in operators.items() if operator in targets}
     with tempfile.TemporaryDirectory(prefix="escnn_attention") as folder:
@@ -106,7 +107,3 @@ def linked(program: ExportedProgram) -> Iterator[None]:
         }
         with config.patch(options):
             yield
-
-
-def _nodes(module: torch.nn.Module) -> Iterable[torch.fx.Node]:
-    return module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ()

@@ -112,7 +112,7 @@ class Grid(Offsets):
             check_around(self.shape, window)
         key = (self.shape, window.kernel_size, window.shape, window.dilation, dtype, torch.device(device))
         self._box = _box(*key[:3])
-        self._step = _reach(self.shape, window)[1]
+        self._step = 1 if window.kernel_size is None else window.dilation
         self.index, self._lookup, self._shortest, *points = _tables(*key)
         self.key = key
         if frame is not None:
@@ -197,7 +197,7 @@ def trimmed(shape: tuple[int, ...], window: Window) -> tuple[Window, Tensor | No
 def _rows_within(dim: int, size: int, form: WindowShape, kernel_size: int, window_shape: WindowShape) -> Tensor:
     """The rows of a window's offsets that are those of a smaller one; any where it has none, beyond the grid."""
     point = (1,) * dim
-    places = indices([torch.arange(low, high + 1) for low, high in _box(point, size, form)])
+    places, _ = _steps_within(point, size, form)
     row = torch.zeros(len(places), dtype=torch.long)
     for axis, (low, high) in enumerate(_box(point, kernel_size, window_shape)):
         row = row * (high - low + 1) + places[:, axis] - low
@@ -242,10 +242,14 @@ def _box(shape: tuple[int, ...], kernel_size: int | None, window_shape: WindowSh
     return sides
 
 
-def steps_within(shape: tuple[int, ...], kernel_size: int | None, window_shape: WindowShape) -> Tensor:
-    """The steps that a query sees along the axes, in the order of the table of offsets."""
+def _steps_within(shape: tuple[int, ...], kernel_size: int | None, window_shape: WindowShape) -> tuple[Tensor, Tensor]:
+    """The steps along the axes in the box around a window, in the order of its table, and which of them it has."""
     box = indices([torch.arange(low, high + 1) for low, high in _box(shape, kernel_size, window_shape)])
-    return box[_inside(box, kernel_size, window_shape)]
+    longest = longest_square(kernel_size, window_shape)
+    if longest is None:
+        return box, torch.ones(len(box), dtype=torch.bool)
+    # At each of the last times there is the disc of space.
+    return box, box[:, int(is_causal(window_shape)) :].square().sum(-1) <= longest
 
 
 @constant_tables
@@ -253,16 +257,8 @@ def steps_of(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dila
     """The offsets of a window in positions along each axis, ``(L, dim)``."""
     if not shape:
         return torch.zeros(1, 0, dtype=torch.long)
-    return ((dilation if kernel_size else 1) * steps_within(shape, kernel_size or None, window)).contiguous()
-
-
-def _inside(box: Tensor, kernel_size: int | None, window_shape: WindowShape) -> Tensor:
-    """Which of the steps in the box of a window belong to it, ``(n,)``."""
-    longest = longest_square(kernel_size, window_shape)
-    if longest is None:
-        return torch.ones(len(box), dtype=torch.bool)
-    # At each of the last times there is the disc of space.
-    return box[:, int(is_causal(window_shape)) :].square().sum(-1) <= longest
+    box, inside = _steps_within(shape, kernel_size or None, window)
+    return ((dilation if kernel_size else 1) * box[inside]).contiguous()
 
 
 def shortest_steps(steps: Tensor, periods: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
@@ -280,22 +276,6 @@ def shortest_steps(steps: Tensor, periods: tuple[int, ...]) -> tuple[Tensor, Ten
     return every, which.view(len(steps), -1)
 
 
-def _reach(shape: tuple[int, ...], window: Window) -> tuple[tuple[int, ...], int]:
-    """How many steps a query sees along each axis, and the length of a step."""
-    reach = tuple(max(-low, high) for low, high in _box(shape, window.kernel_size, window.shape))
-    return reach, 1 if window.kernel_size is None else window.dilation
-
-
-def _longest(reach: tuple[int, ...]) -> int:
-    """The reach of the window in steps, by which offsets are measured; 1 where it has none."""
-    return max((0, *reach)) or 1
-
-
-def _half_extent(shape: tuple[int, ...]) -> float:
-    """Half the longest side of the grid, by which coordinates are measured; 1 for a single point."""
-    return (max((1, *shape)) - 1) / 2 or 1.0
-
-
 @constant_tables
 def _tables(
     shape: tuple[int, ...],
@@ -311,18 +291,19 @@ def _tables(
     in it; the numbers of the offsets that belong to each row, where there are several; the offsets, and the coordinates
     and the places of the positions.
     """
-    reach, step = _reach(shape, Window(kernel_size, window_shape, dilation))
     index = indices([torch.arange(n) for n in shape])
-    box = indices([torch.arange(low, high + 1) for low, high in _box(shape, kernel_size, window_shape)])
-    inside = _inside(box, kernel_size, window_shape)
+    box, inside = _steps_within(shape, kernel_size, window_shape)
     lookup = torch.where(inside, inside.cumsum(0) - 1, -1)
     steps, shortest = box[inside], None
     if kernel_size is None and is_circular(window_shape):
         steps, shortest = shortest_steps(steps, _periods(shape, window_shape))
-    offsets = to_space(steps.double()) / _longest(reach)
+    # The units of offsets, in steps, and of coordinates: 1 for a single point.
+    reach = max([1, *(max(-low, high) for low, high in _box(shape, kernel_size, window_shape))])
+    half = (max((1, *shape)) - 1) / 2 or 1.0
+    offsets = to_space(steps.double()) / reach
     centre = torch.tensor([(n - 1) / 2 for n in shape], dtype=torch.float64)
-    coordinates = to_space(index.double() - centre) / _half_extent(shape)
-    places = coordinates * (_half_extent(shape) / (step * _longest(reach)))
+    coordinates = to_space(index.double() - centre) / half
+    places = coordinates * (half / ((1 if kernel_size is None else dilation) * reach))
     shortest = None if shortest is None else shortest.to(device)
     points = [t.to(device, dtype) for t in (offsets, coordinates, places)]
     return index.to(device), lookup.to(device), shortest, points[0], points[1], points[2]

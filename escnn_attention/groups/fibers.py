@@ -429,17 +429,13 @@ def frames(field_type: FieldType, *, group: Fibers | None = None, dual: bool = F
         if dual and group.samples is not None:
             matrices = matrices * (group.weights * mass(field_type) / group.order)[:, None, None]
         if group.cosets is not None:
-            segments.append(FrameSegment(columns, _of_cosets(matrices, group.cosets), None))
+            basis = _orthonormal(matrices[group.cosets[0]].mean(0))  # of the vectors that K keeps
+            segments.append(FrameSegment(columns, basis @ matrices[group.cosets[:, 0]], None))
             continue
         irreps = _irreps_of(representation)[dual] if group.samples is None else None
         factors = _factors_of(representation)[dual] if group.samples is None else None
         segments.append(FrameSegment(columns, matrices, _as_permutation(matrices), irreps, factors))
     return segments
-
-
-def _of_cosets(matrices: np.ndarray, cosets: np.ndarray) -> np.ndarray:
-    r"""``(|H/K|, r, n)``: an orthonormal basis of the rows w that K keeps, :math:`w\rho(k) = w`, in every frame."""
-    return _orthonormal(matrices[cosets[0]].mean(0)) @ matrices[cosets[:, 0]]
 
 
 def _orthonormal(rows: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from escnn.group import Group, GroupElement
 from escnn_attention._escnn.types import FieldType
 from escnn_attention.groups.fibers import Fibers, columns_of
 from escnn_attention.groups.random_transformation import FieldTransformation, LieRepresentation, RandomTransformation
-from escnn_attention.groups.representations import factors_of, matrices_of
+from escnn_attention.groups.representations import band, factors_of, matrices_of
 
 
 def random_transformation(in_type: FieldType, out_type: FieldType, group: Fibers) -> RandomTransformation | None:
@@ -46,7 +46,7 @@ def represented(representation: groups.Representation) -> LieRepresentation:
     start = 0
     for id in representation.irreps:
         irrep = representation.group.irrep(*id)
-        angle = 1 / (1 + max((int(i) for i in np.ravel(_flat(id))), default=0))
+        angle = 1 / (1 + band(irrep))
         stop = start + irrep.size
         for i, line in enumerate(lines):
             logarithm = scipy.linalg.logm(np.asarray(irrep(line(angle)), dtype=np.float64)).real / angle
@@ -54,10 +54,6 @@ def represented(representation: groups.Representation) -> LieRepresentation:
         start = stop
     generators = representation.change_of_basis @ generators @ representation.change_of_basis_inv
     return LieRepresentation(generators, matrices_of(representation, components))
-
-
-def _flat(id: tuple) -> list[int]:
-    return [j for i in id for j in (_flat(i) if isinstance(i, tuple) else [i])]
 
 
 def algebra(group: Group) -> tuple[list[Callable[[float], GroupElement]], list[GroupElement]]:

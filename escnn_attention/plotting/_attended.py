@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -153,12 +154,6 @@ def _factors(layer: AttentiveLayer, features: GeometricTensor, chosen: slice) ->
             both = torch.einsum("opq,opqyx->opyx", by_source, spatial[chosen]).mean(0) / by_source.shape[-1]
             return channel, both
         spatial = None if spatial is None else spatial[chosen].mean((0, 2))
-    return channel, _product(None if channel is None else channel[chosen].mean(0), spatial)
-
-
-def _product(channel: Tensor | None, spatial: Tensor | None) -> Tensor:
-    """Channel maps ``(poses,)`` times spatial maps ``(poses, h, w)``, of which one may be missing."""
-    if channel is None:
-        assert spatial is not None
-        return spatial
-    return channel[:, None, None] if spatial is None else channel[:, None, None] * spatial
+    of_channels = None if channel is None else channel[chosen].mean(0)[:, None, None]
+    product: Any = math.prod(part for part in (of_channels, spatial) if part is not None)
+    return channel, product

@@ -210,9 +210,10 @@ def plot_feature_maps(
     y += 1.15 * cell
     for name, values in maps.items():
         y += gap / 2
+        # In type at which the name fits.
         sheet.text(
             left - 1.2, y + cell * poses / 2, f"{name}\n(field {chosen[name]})",
-            rotation=90, ha="center", fontsize=_fitting(name, cell * poses),
+            rotation=90, ha="center", fontsize=min(10.0, 120 * cell * poses / max(len(name), 1)),
         )  # fmt: skip
         _draw_stage(sheet, (left, y, cell), [value[chosen[name]].numpy() for value in values], table, index)
         y += cell * poses + gap / 2
@@ -236,11 +237,6 @@ def _draw_stage(
             ax.imshow(maps[column][pose], **style)
             Frame(ax, int(table.quotient[i, pose]), table.order)
         y += cell
-
-
-def _fitting(name: str, room: float) -> float:
-    """A size of type at which a name fits into so many inches."""
-    return min(10.0, 120 * room / max(len(name), 1))
 
 
 def animate_feature_maps(
