@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import escnn_attention as ea
 from escnn_attention import models
+from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS
 from tests import spaces
 
 C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
@@ -146,6 +147,37 @@ def redrawn(module: nn.Module, std: float = 1.0) -> nn.Module:
     return module.double()
 
 
+def gradients(loss: Tensor, wanted: list[Tensor]) -> list[Tensor]:
+    """The gradients of a loss; zeros by what it does not depend on."""
+    found = torch.autograd.grad(loss, wanted, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
+
+
+# Interpreted, "triton" takes seconds for each layer.
+BACKENDS = sorted({*ON_GRIDS.backends, *BETWEEN_POINTS.backends} - {"triton"})
+
+
+def compute_by(module: nn.Module, backend: str) -> bool:
+    """Have all parts of a module compute by a backend; whether there are any that can."""
+    parts = [part for part in module.modules() if hasattr(part, "backend")]
+    for part in parts:
+        part.backend = backend
+    return bool(parts)
+
+
+def served(run: Callable[[], Any], module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The backends that serve a call of a module, which has each of them in turn, with the results."""
+    for backend in BACKENDS if compute_by(module, "auto") else ():
+        compute_by(module, backend)
+        try:
+            found = run()
+        except ValueError as refused:
+            if "cannot serve this call" in str(refused) or "needed 'auto'" in str(refused):
+                continue
+            raise
+        yield backend, found
+
+
 def on_points(make: Callable[[], nn.Module], unit: bool = False, **arguments: Any) -> Case:
     return Case(make, arguments=arguments, points=True, unit=unit)
 
@@ -176,13 +208,17 @@ def from_convolution() -> nn.Module:
     return ea.attention_from_convolution(copy.deepcopy(R2Conv(fields, fields, 3, padding=1)))
 
 
-def point_transformer(**options: Any):
-    return lambda: models.PointTransformer(ON_R3, 2, 3, fields=2, num_blocks=2, num_heads=2, **options)
+def point_transformer(out_type: Any = 3, **options: Any):
+    return lambda: models.PointTransformer(ON_R3, 2, out_type, fields=2, num_blocks=2, num_heads=2, **options)
 
 
-def vision_transformer(**options: Any):
+def lie_transformer(space: Any = C4, **options: Any):
+    return lambda: models.LieTransformer(space, 2, 3, fields=4, num_blocks=1, num_heads=2, **options)
+
+
+def vision_transformer(in_type: Any = 2, out_type: Any = 3, **options: Any):
     sizes = {"image_size": 8, "patch_size": 4, "fields": 4, "num_heads": 2, "num_blocks": (1, 1), "hidden_fields": 2}
-    return lambda: models.VisionTransformer(D4, 2, 3, **sizes, **options)
+    return lambda: models.VisionTransformer(D4, in_type, out_type, **sizes | options)
 
 
 def hamiltonian() -> nn.Module:
@@ -404,39 +440,17 @@ CASES = {
     "VisionTransformer, invariant": Case(vision_transformer(invariant=True, class_token=False), shape=(2, 8, 8)),
     "VisionTransformer, registers": Case(vision_transformer(registers=2), shape=(2, 8, 8)),
     "VisionTransformer, fields": Case(
-        lambda: models.VisionTransformer(
-            D4,
-            spaces.mixed(D4),
-            FieldType(D4, [D4.irrep(1, 1), D4.trivial_repr]),
-            image_size=8,
-            patch_size=4,
-            fields=4,
-            num_heads=2,
-            num_blocks=(1, 0),
-            hidden_fields=2,
-            class_token=False,
+        vision_transformer(
+            spaces.mixed(D4), FieldType(D4, [D4.irrep(1, 1), D4.trivial_repr]), num_blocks=(1, 0), class_token=False
         ),
         shape=(2, 8, 8),
     ),
-    "LieTransformer": on_points(
-        lambda: models.LieTransformer(C4, 2, 3, fields=4, num_blocks=1, num_heads=2), batch=BATCH, mask=MASK
-    ),
-    "LieTransformer, points": on_points(
-        lambda: models.LieTransformer(
-            C4, 2, 3, fields=4, num_blocks=1, num_heads=2, normalization="count", readout="points"
-        ),
-        batch=BATCH,
-    ),
+    "LieTransformer": on_points(lie_transformer(), batch=BATCH, mask=MASK),
+    "LieTransformer, points": on_points(lie_transformer(normalization="count", readout="points"), batch=BATCH),
     "LieTransformer, nearest lifts": on_points(
-        lambda: models.LieTransformer(SO2, 2, 3, fields=4, num_blocks=1, num_heads=2, lift_samples=2, num_neighbours=4),
-        batch=BATCH,
-        mask=MASK,
+        lie_transformer(SO2, lift_samples=2, num_neighbours=4), batch=BATCH, mask=MASK
     ),
-    "LieTransformer, lifts": on_points(
-        lambda: models.LieTransformer(SO2, 2, 3, fields=4, num_blocks=1, num_heads=2, lift_samples=2),
-        batch=BATCH,
-        mask=MASK,
-    ),
+    "LieTransformer, lifts": on_points(lie_transformer(SO2, lift_samples=2), batch=BATCH, mask=MASK),
     "PlatonicTransformer": on_points(
         lambda: models.PlatonicTransformer(
             ON_R3, 2, 3, fields=8, num_blocks=1, num_heads=2, block={"hidden_fields": 3}
@@ -451,9 +465,6 @@ CASES = {
     "PointTransformer, even": on_points(point_transformer(even_in=[0]), batch=BATCH, mask=MASK),
     "PointTransformer, spectrum": on_points(point_transformer(head={"poses": "spectrum"}), batch=BATCH, mask=MASK),
     "PointTransformer, tensors": on_points(
-        lambda: models.PointTransformer(
-            ON_R3, 2, FieldType(ON_R3, [models.symmetric_tensor_repr(ON_R3)]), fields=2, num_blocks=1, num_heads=1
-        ),
-        batch=BATCH,
+        point_transformer(FieldType(ON_R3, [models.symmetric_tensor_repr(ON_R3)])), batch=BATCH
     ),
 }

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from escnn_attention import PairKernel, PointSelfAttention
-from tests.layers import CASES, FIELDS
-from tests.test_modes import BACKENDS, compute_by, served
+from tests.layers import BACKENDS, CASES, FIELDS, compute_by
+from tests.test_modes import served_of
 
 Function = Callable[..., Tensor]
 
@@ -87,7 +87,7 @@ def test_exports(name):
 @pytest.mark.parametrize("name", CASES)
 def test_every_backend(name, backend):
     case = CASES[name]
-    if backend not in served(case):
+    if backend not in served_of(case):
         pytest.skip("it does not serve this layer")
     module = case.drawn()
     compute_by(module, backend)

@@ -15,16 +15,15 @@ from escnn.nn import GeometricTensor
 from torch import Tensor
 
 from escnn_attention import GroupSelfAttention, sequence_space
-from escnn_attention.functional import BACKENDS, BETWEEN_POINTS, ON_GRIDS
+from escnn_attention.functional import BACKENDS
 from tests import spaces
 from tests.drawing import AROUND, KINDS, Draw, Drawn, Layer, around
+from tests.layers import compute_by, gradients, served
 from tests.nn.attention import turned_error
 from tests.sampling import seeds
 
 FEW = 4
 TOLERANCE = 1e-10
-# Interpreted, "triton" takes seconds for each of these.
-NAMES = sorted({*ON_GRIDS.backends, *BETWEEN_POINTS.backends} - {"triton"})
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -43,8 +42,7 @@ def results(layer: Layer, drawn: Drawn, formula: bool = False) -> list[Tensor]:
         y = drawn.output(layer, *tensors)
     weight = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))
     wanted = [*tensors, *layer.parameters()]
-    found = torch.autograd.grad((y * weight).sum(), wanted, allow_unused=True)
-    return [y.detach(), *(torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True))]
+    return [y.detach(), *gradients((y * weight).sum(), wanted)]
 
 
 def check_results(found: list[Tensor], expected: list[Tensor], what: str) -> None:
@@ -57,18 +55,8 @@ def check_results(found: list[Tensor], expected: list[Tensor], what: str) -> Non
 
 def check_backends(layer: Layer, drawn: Drawn) -> list[str]:
     """Every backend gives what the formula does; returns those that serve."""
-    parts = [part for part in layer.modules() if hasattr(part, "backend")]
-    found: dict[str, list[Tensor]] = {}
-    for name in NAMES if parts else ():
-        for part in parts:
-            part.backend = name
-        try:
-            found[name] = results(layer, drawn)
-        except ValueError as refused:
-            if "cannot serve this call" not in str(refused) and "needed 'auto'" not in str(refused):
-                raise
-    for part in parts:
-        part.backend = "auto"
+    found = dict(served(lambda: results(layer, drawn), layer))
+    compute_by(layer, "auto")
     expected = results(layer, drawn, formula=True) if drawn.formula else found.pop("reference", None)
     for name, some in found.items():
         if expected is None:

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from escnn_attention import functional
-from tests.layers import CASES, Case
+from tests.layers import CASES, Case, gradients, served
 
 ON_GRIDS = {name: case for name, case in CASES.items() if case.on_one_plane}
 ONE_BY_ONE = (
@@ -26,30 +25,19 @@ ONE_BY_ONE = (
     "SiLU",
     "GELU",
 )
-# Interpreted, "triton" takes seconds for each of these.
-BACKENDS = ("auto", *sorted({*functional.ON_GRIDS.backends, *functional.BETWEEN_POINTS.backends} - {"triton"}))
 
 
-def gradients(case: Case, module: nn.Module, inputs: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def computed(case: Case, module: nn.Module, inputs: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """The output, and the gradients of its sum for inputs and parameters."""
     wanted = [t for t in (*(t.requires_grad_() for t in inputs), *module.parameters()) if t.requires_grad]
     out = case.output(module, *inputs)
-    found = torch.autograd.grad(out.sum(), wanted, allow_unused=True)
-    return out, [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
+    return out, gradients(out.sum(), wanted)
 
 
-def served(case: Case, module: nn.Module, inputs: list[Tensor]) -> Iterator[str]:
-    """The backends that serve the module, which has each of them in turn."""
-    parts = [part for part in module.modules() if hasattr(part, "backend")]
-    for backend in BACKENDS if parts else BACKENDS[:1]:
-        for part in parts:
-            part.backend = backend
-        try:
-            case.output(module, *inputs)
-        except ValueError:
-            if backend == "auto":
-                raise
-            continue
+def backends(case: Case, module: nn.Module, inputs: list[Tensor]) -> Iterator[str]:
+    """The backends of a module, "auto" first."""
+    yield "auto"
+    for backend, _ in served(lambda: case.output(module, *inputs), module):
         yield backend
 
 
@@ -60,8 +48,8 @@ def test_no_images(name):
     module = case.drawn()
     (x,) = case.inputs(module)
     expected = case.output(module, x).shape[1:]
-    for backend in served(case, module, [x]):
-        out, found = gradients(case, module, [x[:0].clone()])
+    for backend in backends(case, module, [x]):
+        out, found = computed(case, module, [x[:0].clone()])
         assert out.shape == (0, *expected), backend
         assert not any(g.any() for g in found), backend
     assert module.export()(x[:0]).shape == (0, *expected)
@@ -99,8 +87,8 @@ def test_gradients_of_large_features_are_finite(name, largest):
     case = CASES[name]
     module = case.drawn().float()
     features, *rest = case.inputs(module, dtype=torch.float32)
-    for backend in served(case, module, [features, *rest]):
-        out, found = gradients(case, module, [largest * features, *rest])
+    for backend in backends(case, module, [features, *rest]):
+        out, found = computed(case, module, [largest * features, *rest])
         assert out.isfinite().all(), backend
         assert all(g.isfinite().all() for g in found) or backend == "dense", backend
 
@@ -111,5 +99,5 @@ def test_those_of_fused_kernels_are_not():
     module = case.drawn().float()
     module.plain.backend = "dense"
     (x,) = case.inputs(module, dtype=torch.float32)
-    finite = [all(g.isfinite().all() for g in gradients(case, module, [scale * x])[1]) for scale in (1e2, 1e6)]
+    finite = [all(g.isfinite().all() for g in computed(case, module, [scale * x])[1]) for scale in (1e2, 1e6)]
     assert finite == [True, False]

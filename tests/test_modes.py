@@ -22,9 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, jvp, vmap
 
 from escnn_attention import models
-from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS
 from escnn_attention.geometry.cache import constant_tables
-from tests.layers import CASES, Case
+from tests.layers import BACKENDS, CASES, Case, compute_by, gradients, served
 
 Function = Callable[..., Tensor]
 
@@ -134,8 +133,7 @@ def _step(output: Function, module: nn.Module) -> tuple[dict[str, Tensor], Funct
 def _gradients(loss: Function, weights: dict[str, Tensor], inputs: list[Tensor]) -> list[Tensor]:
     weights = {name: t.clone().requires_grad_() for name, t in weights.items()}
     wanted = [*weights.values(), *(t.clone().requires_grad_() for t in inputs)]
-    found = torch.autograd.grad(loss(weights, *wanted[len(weights) :]), wanted, allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
+    return gradients(loss(weights, *wanted[len(weights) :]), wanted)
 
 
 def _takes_features_alone(module: nn.Module, inputs: list[Tensor]) -> bool:
@@ -162,8 +160,6 @@ TRANSFORMS = (transformed_by_grad, transformed_by_jvp, transformed_by_vmap)
 MODES = (eager, no_grad, inference, autocast, another_default_device, fake, *TRANSFORMS)
 
 
-# Interpreted, "triton" takes seconds for each layer.
-BACKENDS = sorted({*ON_GRIDS.backends, *BETWEEN_POINTS.backends} - {"triton"})
 CACHES = [found for found in gc.get_objects() if type(found) is functools._lru_cache_wrapper]
 
 
@@ -184,14 +180,7 @@ def trained(case: Case, module: nn.Module) -> list[Tensor]:
     torch.manual_seed(2)
     out = case.output(module, *inputs)
     wanted = [t for t in (*inputs, *module.parameters()) if t.requires_grad]
-    found = torch.autograd.grad(out.square().sum(), wanted, allow_unused=True)
-    return [out.detach(), *(torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True))]
-
-
-def compute_by(module: nn.Module, backend: str) -> None:
-    for part in module.modules():
-        if hasattr(part, "backend"):
-            part.backend = backend
+    return [out.detach(), *gradients(out.square().sum(), wanted)]
 
 
 def check(case: Case, modes: list[Callable[..., Tensor | None]], backend: str = "auto") -> None:
@@ -204,10 +193,10 @@ def check(case: Case, modes: list[Callable[..., Tensor | None]], backend: str = 
     for mode in modes:
         torch.manual_seed(2)
         outputs.append(mode(case.output, module, case.inputs(module)))
-    gradients = trained(case, module)
+    after = trained(case, module)
     forget()
     expected = trained(case, fresh)
-    _assert_same(gradients, expected)
+    _assert_same(after, expected)
     for mode, found in zip(modes, outputs, strict=True):
         if found is not None:
             torch.testing.assert_close(found.detach(), expected[0], rtol=1e-8, atol=1e-9, msg=mode.__name__)
@@ -230,19 +219,10 @@ def test_no_export_and_no_compiler_spoils_another_mode(draw):
     check(CASES["GroupSelfAttention"], draw.sample((exported, compiled, inference), 3))
 
 
-def served(case: Case) -> Iterator[str]:
+def served_of(case: Case) -> Iterator[str]:
     """The backends that serve a case, by their names."""
     module = case.drawn()
-    if any(hasattr(part, "backend") for part in module.modules()):
-        for backend in BACKENDS:
-            compute_by(module, backend)
-            try:
-                case.output(module, *case.inputs(module))
-            except ValueError as refused:
-                if "cannot serve this call" in str(refused) or "needed 'auto'" in str(refused):
-                    continue
-                raise
-            yield backend
+    return (name for name, _ in served(lambda: case.output(module, *case.inputs(module)), module))
 
 
 @pytest.mark.sampled(1)
@@ -251,7 +231,7 @@ def served(case: Case) -> Iterator[str]:
 def test_transforms_go_through_all_that_serves(name, draw):
     """Each by one of them."""
     transforms = itertools.cycle(draw.sample(TRANSFORMS, 3))
-    for backend in served(CASES[name]):
+    for backend in served_of(CASES[name]):
         check(CASES[name], [next(transforms)], backend)
 
 
@@ -259,7 +239,7 @@ def test_transforms_go_through_all_that_serves(name, draw):
 @pytest.mark.parametrize("backend", ["auto", *BACKENDS])
 @pytest.mark.parametrize("name", CASES)
 def test_no_mode_spoils_another_whatever_serves(name, backend, draw):
-    if backend != "auto" and backend not in served(CASES[name]):
+    if backend != "auto" and backend not in served_of(CASES[name]):
         pytest.skip("it does not serve this layer")
     modes = [*MODES, exported, compiled]
     check(CASES[name], draw.sample(modes, len(modes)), backend)
