@@ -65,6 +65,7 @@ class Drawn:
         error: the equivariance error for features; None where samples make it only nearly equivariant.
         arguments: what a layer at points is called with besides.
         formula: the output by loops over the formula, or None.
+        names: of the last of the tensors, which an export takes by name.
     """
 
     make: Callable[[], Layer]
@@ -72,6 +73,7 @@ class Drawn:
     error: Error | None = None
     arguments: dict[str, Tensor] = field(default_factory=dict)
     formula: Callable[[Layer, GeometricTensor], Tensor] | None = None
+    names: tuple[str, ...] = ()
 
     def layer(self, seed: int) -> Layer:
         """The layer in float64, with weights that are all in use."""
@@ -83,39 +85,37 @@ class Drawn:
         return layer
 
     def input(self, layer: Layer) -> GeometricTensor:
-        return GeometricTensor(self.tensors[0], layer.in_type, *self.tensors[1:])
+        return self.given(layer, *self.tensors)[0][0]
+
+    def given(self, layer: Layer, *tensors: Tensor) -> tuple[tuple[GeometricTensor, ...], dict[str, Any]]:
+        """What the layer is called with, for features, or for features and coordinates."""
+        return (GeometricTensor(tensors[0], layer.in_type, *tensors[1:]),), self.arguments
 
     def output(self, layer: Layer, *tensors: Tensor) -> Tensor:
-        """The output for features, or for features and coordinates."""
-        return values(layer(GeometricTensor(tensors[0], layer.in_type, *tensors[1:]), **self.arguments))
+        """The output for these."""
+        fields, named = self.given(layer, *tensors)
+        return values(layer(*fields, **named))
 
     def exported(self, plain: Layer) -> Tensor:
         """The output of what the layer exports."""
-        return plain(*self.tensors, **self.arguments)
+        number = len(self.tensors) - len(self.names)
+        named = dict(zip(self.names, self.tensors[number:], strict=True))
+        return plain(*self.tensors[:number], **named, **self.arguments)
 
 
 @dataclass(frozen=True)
 class DrawnPair(Drawn):
     """A cross-attention: features of queries, keys and perhaps values, then the coordinates of points, by name."""
 
-    coords: dict[str, Tensor] = field(default_factory=dict)
-
     def input(self, layer: Layer) -> Any:
-        return self.both(layer, *self.tensors)
+        return self.given(layer, *self.tensors)[0]
 
-    def both(self, layer: Layer, *tensors: Tensor) -> tuple[GeometricTensor, ...]:
-        features = len(tensors) - len(self.coords)
-        at = dict(zip(self.coords, tensors[features:], strict=True))
+    def given(self, layer: Layer, *tensors: Tensor) -> tuple[tuple[GeometricTensor, ...], dict[str, Any]]:
+        features = len(tensors) - len(self.names)
+        at = dict(zip(self.names, tensors[features:], strict=True))
         types = (layer.query_type, layer.key_type, layer.value_type)
         places = [at.get(f"{name}_coords") for name in ("query", "key", "key")]
-        return tuple(map(GeometricTensor, tensors[:features], types, places))
-
-    def output(self, layer: Layer, *tensors: Tensor) -> Tensor:
-        return values(layer(*self.both(layer, *tensors), **self.arguments))
-
-    def exported(self, plain: Layer) -> Tensor:
-        features = len(self.tensors) - len(self.coords)
-        return plain(*self.tensors[:features], **self.coords, **self.arguments)
+        return tuple(map(GeometricTensor, tensors[:features], types, places)), self.arguments
 
 
 @dataclass(frozen=True)
@@ -135,19 +135,13 @@ class DrawnNetwork(Drawn):
             return network.eval()
 
     def input(self, layer: Layer) -> Any:
-        return self.all(layer, *self.tensors)
+        (x,), arguments = self.given(layer, *self.tensors)
+        return x, arguments
 
-    def all(self, layer: Layer, x: Tensor, *memory: Tensor) -> tuple[GeometricTensor, dict[str, Any]]:
+    def given(self, layer: Layer, *tensors: Tensor) -> tuple[tuple[GeometricTensor, ...], dict[str, Any]]:
+        x, *memory = tensors
         of_memory = {"memory": GeometricTensor(memory[0], layer.memory_type, *memory[1:])} if memory else {}
-        return GeometricTensor(x, layer.in_type), self.arguments | of_memory
-
-    def output(self, layer: Layer, *tensors: Tensor) -> Tensor:
-        x, arguments = self.all(layer, *tensors)
-        return values(layer(x, **arguments))
-
-    def exported(self, plain: Layer) -> Tensor:
-        names = ("memory", "memory_coords")[: len(self.tensors) - 1]
-        return plain(self.tensors[0], **dict(zip(names, self.tensors[1:], strict=True)), **self.arguments)
+        return (GeometricTensor(x, layer.in_type),), self.arguments | of_memory
 
 
 def values(y: GeometricTensor | Tensor) -> Tensor:
@@ -556,7 +550,7 @@ def crossings(draw: Draw) -> Drawn:
     def make() -> Layer:
         return ea.GroupCrossAttention(*types, encoding=encoding(), **options)
 
-    return DrawnPair(make, (*tensors, *coords.values()), error, arguments, coords=coords)
+    return DrawnPair(make, (*tensors, *coords.values()), error, arguments, names=tuple(coords))
 
 
 def scales(draw: Draw) -> Drawn:
@@ -804,9 +798,9 @@ def heads(draw: Draw) -> Drawn:
             arguments["memory_batch"] = torch.tensor([draw.randrange(batch) for _ in range(5)])
     grids = memory == "grid" or not of_tokens
     make = lambda: models.FieldTransformer(in_type, out_type, **options)  # noqa: E731
-    return DrawnNetwork(
-        make, tuple(tensors), error_on(space if grids else ea.sequence_space(space.fibergroup)), arguments
-    )
+    error = error_on(space if grids else ea.sequence_space(space.fibergroup))
+    names = ("memory", "memory_coords")[: len(tensors) - 1]
+    return DrawnNetwork(make, tuple(tensors), error, arguments, names=names)
 
 
 # So many of each are drawn for all, and a few in every run.
