@@ -8,6 +8,7 @@ from escnn.nn import FieldType, GeometricTensor
 from escnn_attention import LiftAverage, LiftedMotion, PairKernel, PointAttentiveConv, PointLift, PointSelfAttention
 from escnn_attention.geometry.relations import product, rotate
 from tests import spaces
+from tests.nn.points import cloud
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -167,36 +168,28 @@ def test_what_is_drawn_and_what_is_not():
 
 
 def test_bad_arguments():
-    plane = SPACES[2]()
-    for space in (gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(-1), gspaces.rot2dOnR3(-1)):
-        with pytest.raises(ValueError, match=r"^in_type: .*all rotations"):
-            PointLift(spaces.scalars(space, 1))
-    for space in (gspaces.rot2dOnR2(4), gspaces.rot2dOnR3(-1)):
-        with pytest.raises(ValueError, match=r"^out_type: .*all rotations"):
-            LiftAverage(spaces.scalars(space, 1))
-    with pytest.raises(ValueError, match=r"^num_samples: got 0"):
-        LiftAverage(spaces.scalars(plane, 1), 0)
-    average = LiftAverage(spaces.scalars(plane, 1), 2)
-    with pytest.raises(ValueError, match=r"^input: .*needed 2 for each"):
-        average(GeometricTensor(torch.randn(3, 1), average.in_type, torch.randn(3, 3)))
-    with pytest.raises(ValueError, match=r"^num_samples: got 0"):
-        PointLift(spaces.scalars(plane, 1), 0)
-    with pytest.raises(ValueError, match=r"^positive_quaternions: .*plane are angles"):
-        PointLift(spaces.scalars(plane, 1), 1, True)
-    with pytest.raises(TypeError, match=r"^positive_quaternions: .*True or False"):
-        PointLift(spaces.scalars(SPACES[3](), 1), 1, 1)
-    lift = PointLift(spaces.scalars(plane, 1), 2)
-    x = GeometricTensor(torch.randn(3, 1), lift.in_type, torch.randn(3, 2))
-    with pytest.raises(ValueError, match=r"^lifts: .*angles of shape"):
-        lift(x, lifts=torch.zeros(3, 1))
-    with pytest.raises(TypeError, match=r"^lifts: got list"):
-        lift(x, lifts=[0.0])
-    wrong = torch.zeros(3, 2)
-    wrong[1] = torch.nan
-    with pytest.raises(ValueError, match=r"^lifts: .*not finite"):
-        lift(x, lifts=wrong)
+    scalars, in_space = (spaces.scalars(space(), 1) for space in SPACES.values())
+    lift, average, lift_in_space = PointLift(scalars, 2), LiftAverage(scalars, 2), PointLift(in_space)
+    x, lifted = cloud(scalars, 3), cloud(average.in_type, 3)
+    wrong = torch.zeros(3, 2).index_fill(0, torch.tensor([1]), torch.nan)
+    others = [gspaces.rot2dOnR2(4), gspaces.rot2dOnR3(-1), gspaces.flipRot2dOnR2(-1)]
+    for error, message, call in (
+        *((ValueError, "in_type: .*all rotations", lambda g=g: PointLift(spaces.scalars(g, 1))) for g in others),
+        *((ValueError, "out_type: .*all rotations", lambda g=g: LiftAverage(spaces.scalars(g, 1))) for g in others[:2]),
+        (ValueError, "num_samples: got 0", lambda: LiftAverage(scalars, 0)),
+        (ValueError, "num_samples: got 0", lambda: PointLift(scalars, 0)),
+        (ValueError, "positive_quaternions: .*plane are angles", lambda: PointLift(scalars, 1, True)),
+        (TypeError, "positive_quaternions: .*True or False", lambda: PointLift(in_space, 1, 1)),
+        (ValueError, "input: .*needed 2 for each", lambda: average(lifted)),
+        (ValueError, "lifts: .*angles of shape", lambda: lift(x, lifts=torch.zeros(3, 1))),
+        (TypeError, "lifts: got list", lambda: lift(x, lifts=[0.0])),
+        (ValueError, "lifts: .*not finite", lambda: lift(x, lifts=wrong)),
+        (
+            ValueError,
+            "lifts: got .* quaternions of length 0",
+            lambda: lift_in_space(cloud(in_space, 3), lifts=torch.zeros(3, 1, 4)),
+        ),
+    ):
+        with pytest.raises(error, match=f"^{message}"):
+            call()
     lift(x, lifts=wrong, mask=torch.tensor([True, False, True]))
-    lift = PointLift(spaces.scalars(SPACES[3](), 1))
-    x = GeometricTensor(torch.randn(3, 1), lift.in_type, torch.randn(3, 3))
-    with pytest.raises(ValueError, match=r"^lifts: got .* quaternions of length 0"):
-        lift(x, lifts=torch.zeros(3, 1, 4))
