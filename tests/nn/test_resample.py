@@ -16,17 +16,14 @@ IDS = list(spaces.PLANE | spaces.VOLUME)
 @pytest.mark.parametrize("make", SPACES, ids=IDS)
 @pytest.mark.parametrize("size", [4, 5])
 def test_equivariant_at_even_and_odd_sizes(make, size):
-    field_type = spaces.regular(make(), 2)
-    x = spaces.random_field(field_type, *spaces.shape_of(field_type.gspace, size))
-    for module in (Crop(field_type, 1), HalvingPool(field_type), HalvingPool(field_type, "avg")):
+    gspace = make()
+    for module in (
+        Crop(spaces.mixed(gspace), 1),
+        HalvingPool(spaces.regular(gspace, 2)),
+        HalvingPool(spaces.mixed(gspace), "avg"),
+    ):
+        x = spaces.random_field(module.in_type, *spaces.shape_of(gspace, size))
         assert spaces.grid_error(module, x) < 1e-12
-
-
-def test_the_average_is_of_any_field():
-    field_type = spaces.mixed(gspaces.flipRot2dOnR2(4))
-    for size in (6, 7):
-        x = spaces.random_field(field_type, size, size)
-        assert spaces.grid_error(HalvingPool(field_type, "avg"), x) < 1e-12
 
 
 def test_windows_of_two_on_an_odd_size_break_it():

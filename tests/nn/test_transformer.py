@@ -383,20 +383,6 @@ def test_a_block_that_trains_compiles_to_one_graph(norm):
     torch.testing.assert_close(results(), expected)
 
 
-def test_pointwise_modules_take_points():
-    space = gspaces.rot2dOnR2(4)
-    regular = FieldType(space, 2 * [space.regular_repr])
-    x = cloud(regular, 8)
-    for module in (FieldLayerNorm(regular), SiLU(regular), PoseLinear(regular, regular)):
-        y = module.double()(x)
-        assert y.coords is x.coords
-        assert module.evaluate_output_shape((8, 8)) == (8, 8)
-        one_each = GeometricTensor(x.tensor[:, :, None, None], regular)
-        torch.testing.assert_close(module(one_each).tensor[:, :, 0, 0], y.tensor)
-    with pytest.raises(ValueError, match="coords"):
-        FieldLayerNorm(regular, scope="sample").double()(x)
-
-
 MEMORIES = {
     "points": (C4, {"radius": 1.5, "encoding": "fourier"}),
     "image": (C4, {"encoding": "mlp"}),
