@@ -35,12 +35,12 @@ C4 = gspaces.rot2dOnR2(4)
 REGULAR_FIELD = [C4.regular_repr]
 
 
-def silent_tail(block):
-    """The block without its pointwise network, whose last map gives zero."""
+def without(block, branch):
+    """The block without one of its branches, whose last map gives zero."""
     last = [m for m in block.modules() if isinstance(m, PoseLinear)][-1]
     assert last is not block.shortcut
     with torch.no_grad():
-        for parameter in last.parameters():
+        for parameter in (last if branch == "network" else block.attention.plain.project_out).parameters():
             parameter.zero_()
     return block
 
@@ -124,39 +124,28 @@ def test_options_reach_the_attention():
     assert {m.plain.projection.kind for m in linear} == {"pointwise"}
 
 
-@norms
-def test_dropout_keeps_the_mean_and_stops_in_eval_mode(norm):
+@pytest.mark.parametrize(("norm", "branch"), [("gsa", "network"), ("pre", "network"), ("pre", "attention")])
+def test_dropout_keeps_the_mean_and_stops_in_eval_mode(norm, branch):
+    """Of either branch, where the other is silent."""
     hidden = spaces.regular(C4, 4)
-    block = silent_tail(TransformerBlock(hidden, hidden, 2, 3, norm=norm, dropout=0.4))
+    block = without(TransformerBlock(hidden, hidden, 2, 3, norm=norm, dropout=0.4), branch)
     if norm == "gsa":  # its last norm gives zero for zero
         assert not any(m.plain.bias.any() for m in block.modules() if isinstance(m, FieldLayerNorm))
     x = hidden(torch.randn(1, 16, 5, 5).expand(400, -1, -1, -1))
     with torch.no_grad():
-        branch = block.eval()(x).tensor - x.tensor
-        assert torch.equal(block(x).tensor - x.tensor, branch)
+        kept = block.eval()(x).tensor - x.tensor
+        assert torch.equal(block(x).tensor - x.tensor, kept)
         runs = block.train()(x).tensor - x.tensor
     dropped = (runs == 0).float().mean().item()
     assert dropped == pytest.approx(0.4, abs=0.02)
-    torch.testing.assert_close(runs[runs != 0], branch[runs != 0] / 0.6, rtol=1e-3, atol=1e-5)
-    assert (runs.mean(0) - branch[0]).norm() < 0.1 * branch[0].norm()
-
-
-def test_the_pointwise_network_has_dropout_too():
-    hidden = spaces.regular(C4, 4)
-    block = TransformerBlock(hidden, hidden, 2, 3, norm="pre", dropout=0.4)
-    with torch.no_grad():
-        block.attention.plain.project_out.weight.zero_()
-        x = hidden(torch.randn(1, 16, 5, 5).expand(100, -1, -1, -1))
-        branch = block.eval()(x).tensor - x.tensor
-        runs = block.train()(x).tensor - x.tensor
-    assert (runs == 0).float().mean().item() == pytest.approx(0.4, abs=0.03)
-    torch.testing.assert_close(runs[runs != 0], branch[runs != 0] / 0.6, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(runs[runs != 0], kept[runs != 0] / 0.6, rtol=1e-3, atol=1e-5)
+    assert (runs.mean(0) - kept[0]).norm() < 0.1 * kept[0].norm()
 
 
 def test_dropout_takes_vectors_as_a_whole():
     """Its coordinates alone would not turn like a vector."""
     vectors = FieldType(C4, 5 * [C4.irrep(1)])
-    block = silent_tail(TransformerBlock(vectors, vectors, kernel_size=3, norm="pre", dropout=0.5)).train()
+    block = without(TransformerBlock(vectors, vectors, kernel_size=3, norm="pre", dropout=0.5), "network").train()
     x = spaces.random_field(vectors, 4, 4, batch=40, dtype=torch.float32)
     with torch.no_grad():
         branch = (block(x).tensor - x.tensor).unflatten(1, (5, 2))
