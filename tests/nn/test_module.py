@@ -14,7 +14,6 @@ import escnn_attention as ea
 from escnn_attention import (
     FieldLayerNorm,
     GroupSelfAttention,
-    LiftingSelfAttention,
     PointSelfAttention,
     PointTransformerBlock,
     PoseLinear,
@@ -173,9 +172,6 @@ def test_repr_tells_how_the_layers_were_made():
     assert "scope='sample', eps=1e-05, affine=True" in repr(FieldLayerNorm(C4, "sample"))
     assert "projection='pointwise', bias=False" in repr(PoseLinear(C4, C4, projection="pointwise", bias=False))
     assert "projection='group', bias=True" in repr(PoseLinear(C4, MIXED))
-    text = repr(LiftingSelfAttention(SCALARS, C4, 2, 5, window="disc", dilation=2, dropout=0.5))
-    for fact in "num_heads=2", "head_fields=2", "kernel_size=5 (disc)", "dilation=2", "MLPEncoding", "dropout=0.5":
-        assert fact in text
 
 
 def test_check_equivariance_prints_nothing(capsys):

@@ -51,9 +51,6 @@ def test_is_the_formula(norm, same):
     out_type = spaces.regular(C4, 4)
     in_type = out_type if same else spaces.scalars(C4, 3)
     block = drawn(TransformerBlock(in_type, out_type, 2, 3, norm=norm, dropout=0.3))
-    attention = next(m for m in block.modules() if isinstance(m, GroupSelfAttention))
-    ln = [m for m in block.modules() if isinstance(m, FieldLayerNorm)]
-    linear = [m for m in block.modules() if isinstance(m, PoseLinear) and m is not block.shortcut]
     assert isinstance(block.shortcut, nn.IdentityModule if same else PoseLinear)
 
     def silu(y):
@@ -61,22 +58,16 @@ def test_is_the_formula(norm, same):
 
     x = spaces.random_field(in_type, 4, 4)
     start = x if same else block.shortcut(x)
+    (before, *_), (after, *_) = block.before, block.after
     if norm == "gsa":
-        before, after, inside, last = (ln[i] for i in order_of(ln, block))
-        y = start + silu(after(attention(silu(before(x)))))
-        expected = y + last(linear[1](silu(inside(linear[0](y)))))
+        expand, inside, _, contract, last, *_ = block.feed_forward
+        y = start + silu(after(block.attention(silu(before(x)))))
+        expected = y + last(contract(silu(inside(expand(y)))))
     else:
-        before, middle = ln
-        y = start + attention(before(x))
-        expected = y + linear[1](silu(linear[0](middle(y))))
+        middle, expand, _, contract, *_ = block.feed_forward
+        y = start + block.attention(before(x))
+        expected = y + contract(silu(expand(middle(y))))
     torch.testing.assert_close(block(x).tensor, expected.tensor)
-
-
-def order_of(norms, block):
-    """Before the attention, after it, inside the pointwise network, at its end."""
-    names = {id(m): name for name, m in block.named_modules()}
-    places = ["before", "after", "feed_forward.1", "feed_forward.4"]
-    return [next(i for i, m in enumerate(norms) if names[id(m)].startswith(place)) for place in places]
 
 
 def test_scopes_of_the_norms():
@@ -108,14 +99,10 @@ def test_hidden_fields(norm, fields, hidden_fields, expected):
 
 def test_options_reach_the_attention():
     hidden = spaces.regular(C4, 4)
-    block = TransformerBlock(
-        hidden, hidden, 2, 5, head_fields=3, query="all", encoding="fourier", window="disc", dilation=2,
-        projection="pointwise", attention_dropout=0.25, bias=False, backend="reference",
-    )  # fmt: skip
-    alone = GroupSelfAttention(
-        hidden, hidden, 2, 5, head_fields=3, query="all", encoding="fourier", window="disc", dilation=2,
-        projection="pointwise", dropout=0.25, bias=False, backend="reference",
-    )  # fmt: skip
+    options = {"head_fields": 3, "query": "all", "encoding": "fourier", "window": "disc", "dilation": 2}
+    options |= {"projection": "pointwise", "bias": False, "backend": "reference"}
+    block = TransformerBlock(hidden, hidden, 2, 5, attention_dropout=0.25, **options)
+    alone = GroupSelfAttention(hidden, hidden, 2, 5, dropout=0.25, **options)
     assert repr(block.attention) == repr(alone)
     shapes = [[tuple(p.shape) for p in m.parameters()] for m in (block.attention, alone)]
     assert shapes[0] == shapes[1]
