@@ -25,9 +25,6 @@ def planes(gspace, maps):
     return GeometricTensor(maps, FieldType(gspace, [kind]))
 
 
-# ------------------------------------------------------------------------------------------------------ the formula
-
-
 @pytest.mark.parametrize("residual", [True, False])
 def test_the_published_conventions_of_group_layers(residual):
     """C4: both layers of channel attention are sums over the poses, and the spatial map is a group convolution."""
@@ -99,9 +96,6 @@ def test_statistics(statistics):
         assert torch.equal(before, after) == torch.equal(x.tensor.amax((2, 3)), lower.amax((2, 3)))
 
 
-# ---------------------------------------------------------------------------------------------------- equivariance
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -151,7 +145,7 @@ def test_theorem_1_an_attention_operator_that_is_not_equivariant_breaks_it(layer
 @pytest.mark.parametrize("kind", [spaces.regular, spaces.scalars])
 def test_attention_maps_are_equivariant(kind):
     gspace = gspaces.flipRot2dOnR2(4)
-    module = attention_on(kind(gspace, 2))
+    module, of_poses = attention_on(kind(gspace, 2)), pose_attention_on(kind(gspace, 2))
     x = input_of(module)
     maps, group = module.attention_maps(x), fibers(gspace)
     for n, g in enumerate(group.elements):
@@ -159,6 +153,8 @@ def test_attention_maps_are_equivariant(kind):
         channel = maps.channel[..., group.quotient[n]] if maps.channel.shape[-1] > 1 else maps.channel
         torch.testing.assert_close(turned.channel, channel)
         torch.testing.assert_close(turned.spatial, planes(gspace, maps.spatial).transform(g).tensor)
+        expected = planes(gspace, of_poses.attention_maps(x)).transform(g).tensor
+        torch.testing.assert_close(of_poses.attention_maps(x.transform(g)), expected)
 
 
 @pytest.mark.parametrize(("variant", "present"), [("full", (1, 1)), ("channel", (1, 0)), ("spatial", (0, 1))])
@@ -172,9 +168,6 @@ def test_shapes_of_the_maps(variant, present):
         found = [m if m is None else tuple(m.shape) for m in maps]
         assert found == [s if p else None for s, p in zip(shapes, present, strict=True)]
         assert all(((m > 0) & (m < 1)).all() for m in maps if m is not None)
-
-
-# ----------------------------------------------------------------------------------------------------------- duties
 
 
 def test_gradients():
@@ -274,21 +267,9 @@ def test_the_formula_for_a_cyclic_group(residual):
     torch.testing.assert_close(module(x).tensor, expected.flatten(1, 2))
 
 
-def test_maps_are_equivariant():
-    gspace = gspaces.flipRot2dOnR2(4)
-    module = pose_attention_on(spaces.regular(gspace, 2))
-    x = input_of(module, 5)
-    maps = FieldType(gspace, [gspace.regular_repr])(module.attention_maps(x))
-    for g in fibers(gspace).elements:
-        torch.testing.assert_close(module.attention_maps(x.transform(g)), maps.transform(g).tensor)
-
-
 def test_a_residual_branch_is_there_or_not():
     with pytest.raises(TypeError, match=r"residual: .*needed True or"):
         PoseAttention(spaces.regular(gspaces.rot2dOnR2(4), 1), residual=1)
-
-
-# ------------------------------------------------------------------------------------------------------ the formula
 
 
 @pytest.mark.parametrize("kinds", [("regular", "regular"), ("trivial", "regular"), ("regular", "trivial")])
@@ -301,9 +282,6 @@ def test_without_attention_it_is_the_convolution_of_escnn(kinds):
         layer.plain.bias.zero_()
     x = input_of(layer, dtype=torch.float32)
     torch.testing.assert_close(theirs(x).tensor, layer.float()(x).tensor, atol=1e-4, rtol=1e-4)
-
-
-# ---------------------------------------------------------------------------------------------------- equivariance
 
 
 TORI = {
@@ -355,9 +333,6 @@ def test_what_is_no_torus():
         layer(input_of(layer, 5))
 
 
-# --------------------------------------------------------------------------------------------------------- the maps
-
-
 def test_attention_maps_are_equivariant_attentive_conv():
     gspace = gspaces.flipRot2dOnR2(4)
     layer = layer_on(gspace, (2, 1), padding=1)
@@ -371,9 +346,6 @@ def test_attention_maps_are_equivariant_attentive_conv():
         planes = FieldType(gspace, 64 * [gspace.trivial_repr])(maps.spatial[:, 0].flatten(1, 2)).transform(g)
         expected = planes.tensor.unflatten(1, (8, 8))[:, back][:, :, back]
         torch.testing.assert_close(turned.spatial[:, 0], expected)
-
-
-# ---------------------------------------------------------------------------------------------------- memory, state
 
 
 def test_mistakes_of_attentive_convolutions():

@@ -22,7 +22,6 @@ from escnn_attention import (
     PointAttentiveConv,
     PointSelfAttention,
     Samples,
-    sequence_space,
 )
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models import PointTransformer
@@ -406,21 +405,6 @@ def test_samples_turned_at_random():
         turn.draw = lambda: moved
         z = layer(x.transform(element)).tensor
     torch.testing.assert_close(z, y.transform_fibers(element).tensor, rtol=1e-9, atol=1e-10)
-
-
-def test_sets_of_tokens_are_sequences_whose_order_does_not_matter():
-    tokens = sequence_space(gspaces.rot2dOnR2(4).fibergroup)
-    fields = FieldType(tokens, 2 * [tokens.regular_repr])
-    sets = PointSelfAttention(fields, fields, encoding="none").double()
-    sequence = GroupSelfAttention(fields, fields, kernel_size=None, encoding="none").double()
-    sequence.load_state_dict(sets.state_dict())
-    x, batch = torch.randn(7, 8).double(), torch.tensor([1, 0, 0, 1, 0, 0, 1])
-    found = sets(GeometricTensor(x, fields, torch.zeros(7, 1).double()), batch=batch).tensor
-    for number in range(2):
-        expected = sequence(fields(x[batch == number].T.unsqueeze(0))).tensor.squeeze(0).T
-        torch.testing.assert_close(found[batch == number], expected)
-    with pytest.raises(TypeError, match=r"causal: .*no such option"):
-        PointSelfAttention(fields, fields, causal=True)
 
 
 @pytest.mark.sampled(10)
