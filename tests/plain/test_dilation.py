@@ -1,18 +1,17 @@
-import functools
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 from escnn import gspaces
 
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
-from escnn_attention.nn.dilation import DilationLiftingSelfAttention, Scales
+from escnn_attention.nn.dilation import Scales
 from escnn_attention.plain.dilation import PerScale, ScalePooling, join_scales, scaled_window, split_scales
 from tests.layers import drawn
 from tests.nn.scales import group, lifting
+from tests.plain.loops import written_out
 from tests.spaces import PLANE, random_field
 
 
@@ -110,83 +109,6 @@ def test_per_scale_and_pooling():
     torch.testing.assert_close(ScalePooling(3)(x), torch.stack(x.split(2, 1)).amax(0))
 
 
-def written_out(layer, x, query):
-    """The layer in plain loops over escnn's own group elements and over numbers, with none of the package's tables."""
-    space, core = layer.space, layer.plain
-    elements = list(space.fibergroup.elements)
-    lifted = isinstance(layer, DilationLiftingSelfAttention)
-    heads, fields, n = layer.num_heads, layer.head_fields, layer.scales.count
-    weight, bias = core.project_in.weight, core.project_in.bias
-    places = list(itertools.product(*map(range, x.shape[2:])))
-    reach = layer.kernel_size // 2
-    one_in = layer.in_type if lifted else layer.scales.single(layer.in_type)
-    one_out = layer.scales.single(layer.out_type)
-    levels = range(1) if lifted else range(n)
-    x = x.unflatten(1, (len(levels), -1))
-
-    def project(place, level, h):
-        f = x[(0, level, slice(None), *place)]
-        y = weight @ (f if lifted else torch.tensor(one_in.representation(~h)) @ f)
-        return (y + torch.cat([bias, torch.zeros(heads * fields, dtype=y.dtype)])).view(3, heads, fields)
-
-    def cell(steps, s):
-        """How much of the unit cell around a position lies in the window."""
-        if layer.windows == "dilated":
-            return 1.0 if all(step % s == 0 and abs(step) <= reach * s for step in steps) else 0.0
-        if layer.measure != "haar":
-            return float(all(abs(step) <= reach * s for step in steps))
-        if layer.window == "disc":
-            return min(1.0, max(0.0, reach * s + 0.5 - math.hypot(*steps)))
-        return math.prod(min(1.0, max(0.0, reach * s + 0.5 - abs(step))) for step in steps)
-
-    projected = {
-        (p, level, h): project(p, level, h)
-        for p in places
-        for level in levels
-        for h in (elements[:1] if lifted else elements)
-    }
-    interval = 1 if lifted else core.interval
-
-    @functools.cache
-    def encoded(h, steps, s, t, p):
-        turn = torch.tensor(np.asarray(space.basespace_action(~h)), dtype=torch.float64)
-        delta = torch.tensor([steps[1], -steps[0]], dtype=torch.float64) / (s * reach)
-        offset = core.encoding.offsets(turn @ delta)
-        if lifted:
-            return offset
-        return offset + core.encoding.poses()[:, t * len(elements) + elements.index(~h @ p)]
-
-    out = []
-    for i in range(n):
-        s = layer.scales.base**i
-        rows = []
-        for place in places:
-            total = torch.zeros(len(elements), heads, fields, dtype=torch.float64)
-            for (a, h), m in itertools.product(enumerate(elements), range(heads)):
-                for own in [elements[0]] if lifted else [h] if query == "own" else elements:
-                    q = projected[place, 0 if lifted else i, own][0][m]
-                    scores, values = [], []
-                    for other, t, p in itertools.product(places, range(interval), elements[:1] if lifted else elements):
-                        steps = tuple(b - c for b, c in zip(other, place, strict=True))
-                        share = cell(steps, s)
-                        if share == 0 or (not lifted and i + t >= n):
-                            continue
-                        rho = encoded(h, steps, s, t, p)[m]
-                        _, v, k = projected[other, 0 if lifted else i + t, p]
-                        measure = share * (layer.scales.base ** (-2 * t) if layer.measure == "haar" else 1.0)
-                        scores.append(q @ (k[m] + rho) / math.sqrt(fields) + math.log(measure))
-                        values.append(v[m])
-                    total[a, m] = total[a, m] + torch.stack(scores).softmax(0) @ torch.stack(values)
-            if layer.measure == "printed":
-                total = total / s ** (2 if lifted else 3)
-            y = core.project_out.invariants @ core.project_out.bias
-            for a, h in enumerate(elements):
-                y = y + torch.tensor(one_out.representation(h)) @ (core.project_out.weight.T @ total[a].flatten())
-            rows.append(y)
-        out.append(torch.stack(rows, 1))
-    return torch.cat(out)[None].unflatten(2, tuple(max(p) + 1 for p in zip(*places, strict=True)))
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("query", ["own", "all", "lifting"])
 @pytest.mark.parametrize(
@@ -229,12 +151,3 @@ def test_every_backend(make, backend):
         other.load_state_dict(layer.state_dict())
         x = random_field(layer.in_type, 6, 6, batch=1)
         torch.testing.assert_close(layer(x).tensor, other(x).tensor, rtol=1e-10, atol=1e-11)
-
-
-@pytest.mark.sampled(1, of="compiled graphs")
-@pytest.mark.parametrize(("name", "base"), [("flip", 2), ("C3", 1.5)])
-def test_compiles_in_one_graph(name, base):
-    layer = group(PLANE[name](), Scales(base, 2))
-    exported = layer.export()
-    x = random_field(layer.in_type, 4, 4).tensor
-    torch.testing.assert_close(torch.compile(exported, fullgraph=True, backend="eager")(x), exported(x))

@@ -1,86 +1,18 @@
 """Self-attention on tensors: the formula in plain loops, windows, layers on scalars, precision, export."""
 
-import functools
-import itertools
-import math
-
-import numpy as np
 import pytest
 import torch
 from escnn import gspaces
 from escnn.nn import FieldType
 
-from escnn_attention import GroupSelfAttention, LiftingSelfAttention, Samples, sequence_space
+from escnn_attention import GroupSelfAttention, LiftingSelfAttention, Samples, Scales, sequence_space
 from escnn_attention.groups.fibers import mass
 from escnn_attention.plain.projections import Scalars, ToPoses
 from escnn_attention.plain.self_attention import FieldConvolution, SelfAttention
+from tests.nn import attentive, scales
 from tests.nn.attention import TOLERANCE, attention_for, turned_error
+from tests.plain.loops import written_out
 from tests.spaces import PLANE, random_field, regular, scalars
-
-
-def written_out(layer, x, query):
-    """The layer in plain loops over escnn's own group elements, with none of the package's tables.
-
-    Everything is looked up where the formula says: ρ(h)⁻¹ from the representation, h⁻¹Δ from the action on the base
-    space, h⁻¹ĥ from the product of elements.
-    """
-    space, core = layer.space, layer.plain
-    elements = list(space.fibergroup.elements)
-    lifting = isinstance(layer, LiftingSelfAttention)
-    heads, fields = layer.num_heads, layer.head_fields
-    weight, bias = core.project_in.weight, core.project_in.bias
-    shape = x.shape[2:]
-    places = list(itertools.product(*map(range, shape)))
-    reach = (core.window.kernel_size // 2) * core.window.dilation if core.window.kernel_size else max(shape) - 1
-
-    def project(place, h):
-        f = x[(0, slice(None), *place)]
-        seen = f if lifting else torch.tensor(layer.in_type.representation(~h)) @ f
-        y = weight @ seen
-        return (y + torch.cat([bias, torch.zeros(heads * fields, dtype=y.dtype)])).view(3, heads, fields)
-
-    def vector(query_place, key_place):
-        steps = [b - a for a, b in zip(query_place, key_place, strict=True)]
-        return torch.tensor([steps[1], -steps[0]], dtype=torch.float64) / reach
-
-    def near(query_place, key_place):
-        steps = [abs(b - a) for a, b in zip(query_place, key_place, strict=True)]
-        return core.window.kernel_size is None or max(steps) <= reach
-
-    def head_of(table, m):
-        return table[m if len(table) > 1 else 0]
-
-    @functools.cache
-    def encoded(h, steps, p):
-        turn = torch.tensor(np.asarray(space.basespace_action(~h)), dtype=torch.float64)
-        offset = core.encoding.offsets(turn @ vector((0, 0), steps))
-        poses = None if lifting else core.encoding.poses()
-        index = None if lifting else elements.index(~h @ p)
-        return [head_of(offset, m) if lifting else head_of(offset, m) + head_of(poses, m)[index] for m in range(heads)]
-
-    out = []
-    projected = {(p, h): project(p, h) for p in places for h in (elements[:1] if lifting else elements)}
-    for place in places:
-        total = torch.zeros(len(elements), heads, fields, dtype=torch.float64)
-        for (i, h), m in itertools.product(enumerate(elements), range(heads)):
-            for own in [elements[0]] if lifting else [h] if query == "own" else elements:
-                q = projected[place, own][0][m]
-                scores, values = [], []
-                for key_place, p in itertools.product(places, elements[:1] if lifting else elements):
-                    if not near(place, key_place):
-                        continue
-                    _, v, k = projected[key_place, p]
-                    steps = tuple(b - a for a, b in zip(place, key_place, strict=True))
-                    rho = encoded(h, steps, p)[m]
-                    scores.append(q @ (k[m] + rho) / math.sqrt(fields))
-                    values.append(v[m])
-                total[i, m] = total[i, m] + torch.stack(scores).softmax(0) @ torch.stack(values)
-        y = core.project_out.invariants @ core.project_out.bias
-        for i, h in enumerate(elements):
-            rho_h = torch.tensor(layer.out_type.representation(h))
-            y = y + rho_h @ (core.project_out.weight.T @ total[i].flatten())
-        out.append(y)
-    return torch.stack(out, 1).unflatten(1, shape)[None]
 
 
 class TestFormula:
@@ -296,21 +228,31 @@ class TestPrecision:
         assert all(p.grad.isfinite().all() for p in layer.parameters())
 
 
+COMPILED = {
+    "own": lambda: attention_for(PLANE["C4"](), size=3),
+    "all": lambda: attention_for(PLANE["C4"](), query="all", encoding="fourier"),
+    "lifting": lambda: attention_for(PLANE["C4"](), lifting=True, size=3),
+    "dilations": lambda: scales.group(PLANE["flip"](), Scales(2, 2)),
+    "dilations by 1.5": lambda: scales.group(PLANE["C3"](), Scales(1.5, 2)),
+    "convolution": lambda: attentive.layer_on(PLANE["C4"](), (2, 2)),
+}
+
+
 class TestExport:
     @pytest.mark.sampled(1, of="compiled graphs")
     @pytest.mark.parametrize("backend", ["auto", "blocked"])
-    @pytest.mark.parametrize(
-        "options", [{"size": 3}, {"query": "all", "encoding": "fourier"}, {"lifting": True, "size": 3}]
-    )
-    def test_compiles_in_one_graph(self, options, backend):
+    @pytest.mark.parametrize("name", COMPILED)
+    def test_compiles_in_one_graph(self, name, backend):
         torch.compiler.reset()  # there is a limit to how often one function is compiled
-        layer = attention_for(PLANE["C4"](), backend=backend, **options)
+        layer = COMPILED[name]()
+        layer.plain.backend = backend
         exported = layer.export()
         compiled = torch.compile(exported, fullgraph=True, backend="aot_eager")
         for shape in ((4, 4), (5, 6)):
             x = random_field(layer.in_type, *shape).tensor.requires_grad_()
+            leaves = [x, *exported.parameters()]
             torch.testing.assert_close(compiled(x), exported(x))
-            got, expected = (torch.autograd.grad(f(x).square().sum(), x) for f in (compiled, exported))
+            got, expected = (torch.autograd.grad(f(x).square().sum(), leaves) for f in (compiled, exported))
             torch.testing.assert_close(got, expected)
 
     @pytest.mark.sampled(1, of="compiled graphs")
