@@ -60,18 +60,14 @@ class InvariantTable(ExactBuffers):
 
     def forward(self) -> Tensor:
         """The fields, ``(copies, channels, *shape)``, in the precision of the weights."""
-        with exactly(self.stays.device.type):
-            return self._fields()
-
-    def _fields(self) -> Tensor:
-        stays = self.stays
-        rows = stays.new_zeros(self.copies, len(stays), self.channels)
-        for i, weight in enumerate(self.weights):
-            basis = getattr(self, f"basis_{i}")
-            rows = rows.to(weight.dtype).index_copy(
-                1, getattr(self, f"orbits_{i}"), weight if basis is None else weight @ basis.T.to(weight.dtype)
-            )
-        seen = self.frames(rows.flatten(0, 1), 1)[0].unflatten(0, rows.shape[:2]) / stays.to(rows.dtype)[:, None, None]
+        rows = self.stays.new_zeros(self.copies, len(self.stays), self.channels)
+        with exactly(rows.device.type):
+            for i, weight in enumerate(self.weights):
+                basis = getattr(self, f"basis_{i}")
+                first = weight if basis is None else weight @ basis.T.to(weight.dtype)
+                rows = rows.to(weight.dtype).index_copy(1, getattr(self, f"orbits_{i}"), first)
+            seen = self.frames(rows.flatten(0, 1), 1)[0].unflatten(0, rows.shape[:2])
+        seen = seen / self.stays.to(rows.dtype)[:, None, None]
         field = rows.new_zeros(self.copies, math.prod(self.shape), self.channels)
         return field.index_add(1, self.places.flatten(), seen.flatten(1, 2)).transpose(1, 2).unflatten(2, self.shape)
 

@@ -278,14 +278,12 @@ class Irreps(ExactBuffers):
 
         They are in the precision of sums.
         """
-        with exactly(weight.device.type):
-            return self._weights(weight.to(PRECISE[weight.dtype]))
-
-    def _weights(self, weight: Tensor) -> Tensor:
+        weight = weight.to(PRECISE[weight.dtype])
         parts: list[list[Tensor]] = [[] for _ in self.components]
         for i, ((number, size), copies) in enumerate(zip(self._shapes, self._copies, strict=True)):
             part = weight if self._ordered else weight.index_select(1, getattr(self, f"columns_{i}").flatten())
-            found = part.reshape(-1, size) @ self._precise(f"weights_{i}", weight.dtype).T
+            with exactly(weight.device.type):
+                found = part.reshape(-1, size) @ self._precise(f"weights_{i}", weight.dtype).T
             split = found.view(self.fields, number, -1).split([k * d for k, d in copies], 2)
             for of_irrep, one, (k, d) in zip(parts, split, copies, strict=True):
                 of_irrep.append(one.unflatten(2, (k, d)).permute(3, 0, 2, 1).flatten(2))
@@ -294,10 +292,8 @@ class Irreps(ExactBuffers):
 
     def _of_pose(self, gradients: Tensor) -> Tensor:
         """The gradients of a pose's weights ``(F, size)``: the transpose of :meth:`weights`."""
-        of_irreps, out = (
-            self._by_irrep(gradients),
-            None if self._ordered else gradients.new_empty(self.fields, self._size),
-        )
+        of_irreps = self._by_irrep(gradients)
+        out = None if self._ordered else gradients.new_empty(self.fields, self._size)
         firsts = [0] * len(of_irreps)
         for i, ((number, _), copies) in enumerate(zip(self._shapes, self._copies, strict=True)):
             found = []

@@ -184,11 +184,12 @@ class PointAttention(PointModule, HeadModule):
 
     def compute(self, x: Tensor, cloud: Cloud) -> Tensor:
         # Drawn in training only: what a trained layer gives is no matter of chance.
-        element = self.transformation.draw() if self.transformation is not None and self.training else None
-        if self.transformation is not None and element is not None:
-            x = self.transformation.inputs(x, element, inverse=True)
+        if self.transformation is None or not self.training:
+            return self.attend(x, self._points(cloud), cloud.measure)
+        element = self.transformation.draw()
+        x = self.transformation.inputs(x, element, inverse=True)
         y = self.attend(x, self._points(cloud, element), cloud.measure)
-        return y if self.transformation is None or element is None else self.transformation.outputs(y, element)
+        return self.transformation.outputs(y, element)
 
     def _points(self, cloud: Cloud, element: LieElement | None = None) -> Points:
         """The points of a cloud in units of the length scale, transformed by the inverse of an element."""
@@ -347,9 +348,7 @@ def check_edge_attr(edge_attr: Tensor | None, edge_index: Tensor | None, edge_di
     if edge_attr is None:
         raise ValueError(f"edge_attr: got None, and the layer has edge_dim={edge_dim}; {needed}")
     got = tuple(edge_attr.shape)
-    if len(got) != len(shape) or got[-1] != edge_dim:
-        raise ValueError(f"edge_attr: got shape {got}, {needed}")
-    if not _fits(edge_attr, edge_index):
+    if len(got) != len(shape) or got[-1] != edge_dim or not _fits(edge_attr, edge_index):
         raise ValueError(f"edge_attr: got shape {got}, {needed}")
 
 

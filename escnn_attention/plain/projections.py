@@ -574,14 +574,11 @@ class PoseFeedForward(torch.nn.Module):
         self.transformation = transformation
 
     def forward(self, x: Tensor) -> Tensor:
-        element = self.transformation.draw() if self.transformation is not None and self.training else None
-        if element is not None:
-            assert self.transformation is not None
-            x = self.transformation.inputs(x, element, inverse=True)
+        transformation = self.transformation if self.training else None
+        if transformation is not None:
+            element = transformation.draw()
+            x = transformation.inputs(x, element, inverse=True)
         y = self.expand(x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1))
         y = self.contract(self.activation(y))
         y = y.transpose(1, 2).unflatten(2, x.shape[2:]) if x.dim() > 2 else y.squeeze(1)
-        if element is not None:
-            assert self.transformation is not None
-            y = self.transformation.outputs(y, element)
-        return y
+        return y if transformation is None else transformation.outputs(y, element)

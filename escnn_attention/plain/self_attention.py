@@ -188,8 +188,7 @@ class SelfAttention(HeadModule):
         """
         if self.convolution is not None:
             x = self.convolution(x)
-        if element is not None:
-            assert self.transformation is not None
+        if self.transformation is not None and element is not None:
             x = self.transformation.inputs(x, element, inverse=True)
         if mask is None and self.by_content and self._fuses(x):
             y = fields_of(self._attend_by_content(x.unsqueeze(-1).flatten(2).transpose(1, 2)), x.shape[2:])
@@ -197,8 +196,7 @@ class SelfAttention(HeadModule):
             call = self.call(x, positions, element)
             y = ON_GRIDS.compute(call if mask is None else replace(call, bias=hidden(call.bias, mask)), self.backend)
             y = fields_of(self.project(y), self.resampling.shape(x.shape[2:]) if self.resizes else x.shape[2:])
-        if element is not None:
-            assert self.transformation is not None
+        if self.transformation is not None and element is not None:
             y = self.transformation.outputs(y, element)
         return y
 
@@ -290,8 +288,7 @@ class SelfAttention(HeadModule):
         if self.shared_scores:
             seen = FromAllPoses(self.seen_encoding, inverse)
             return positional_bias(seen, positions, seen.identity, None)
-        if element is not None:
-            assert self.transformation is not None
+        if self.transformation is not None and element is not None:
             inverse = inverse @ self.transformation.space(element, inverse=True).to(inverse)
         seen = self.encoding if self.stabilizer is None else self.seen_encoding
         return positional_bias(seen, positions, inverse, self.quotient, self.relative, self.log_measure)
