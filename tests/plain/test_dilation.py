@@ -8,7 +8,7 @@ from escnn import gspaces
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
 from escnn_attention.nn.dilation import Scales
-from escnn_attention.plain.dilation import PerScale, ScalePooling, join_scales, scaled_window, split_scales
+from escnn_attention.plain.dilation import scaled_window
 from tests.layers import drawn
 from tests.nn.scales import group, lifting
 from tests.plain.loops import written_out
@@ -92,21 +92,6 @@ class TestScaledWindow:
         window = scaled_window(1, "square", 4.0, 2, kind="scaled", weighted=True)
         assert window.window == Window(1)
         assert window.share is None
-
-
-def test_scales_as_samples_and_back():
-    x = torch.randn(2, 12, 3, 4)
-    apart = split_scales(x, 3)
-    assert torch.equal(apart[4], x[1, 4:8])
-    assert torch.equal(join_scales(apart, 3), x)
-
-
-def test_per_scale_and_pooling():
-    x = torch.randn(2, 6, 3, 4)
-    assert torch.equal(PerScale(torch.nn.Identity(), 3)(x), x)
-    linear = torch.nn.Conv2d(2, 5, 1)
-    torch.testing.assert_close(PerScale(linear, 3)(x), torch.cat([linear(t) for t in x.split(2, 1)], 1))
-    torch.testing.assert_close(ScalePooling(3)(x), torch.stack(x.split(2, 1)).amax(0))
 
 
 @pytest.mark.sampled(2)

@@ -11,12 +11,12 @@ from escnn.nn import FieldType
 import escnn_attention as ea
 from escnn_attention import PairKernel, RotaryEncoding
 from escnn_attention.groups.fibers import fibers, frames, invariant_vectors
-from escnn_attention.plain.projections import FromPoses, HeadModule, PoseLinear, Scalars, ToPoses
+from escnn_attention.plain.projections import FromPoses, PoseLinear, Scalars, ToPoses
 from tests import spaces
 from tests.layers import Case, on_points, vectors
 from tests.nn import spheres
 from tests.nn.attention import TOLERANCE, attention_for, turned_error
-from tests.nn.points import cloud, mixed, worst_error, written_out
+from tests.nn.points import mixed
 
 GSPACES = {
     name: make for name, make in spaces.ALL.items() if name not in {"octahedral on a point", "D4 about an odd axis"}
@@ -185,14 +185,6 @@ def test_biases_are_invariant(make, kind):
         np.testing.assert_allclose(np.asarray(field_type.representation(g)) @ vector, vector, atol=1e-9)
 
 
-def test_without_invariant_vectors_there_is_no_bias():
-    gspace = gspaces.rot2dOnR2(6)
-    vectors = FieldType(gspace, 2 * [gspace.irrep(1)])
-    assert from_poses(vectors, 2, bias=True).bias is None
-    assert from_poses(rich_type(gspace), 2, bias=False).bias is None
-    assert to_poses(vectors, 2).bias is None
-
-
 @pytest.mark.parametrize("made", [torch.float32, torch.bfloat16])
 def test_exact_after_a_change_of_precision(made):
     gspace = gspaces.flipRot2dOnR2(3, axis=0.2)
@@ -219,20 +211,6 @@ def test_unit_variance_stays_unit_variance(name, kind):
         features = from_poses(field_type, 30, kind=kind)(torch.randn(1, 1, 50, order, 30).double())
     assert poses.var().item() == pytest.approx(1, rel=0.2)
     assert features.var().item() == pytest.approx(1, rel=0.2)
-
-
-def test_shapes_and_gradients():
-    field_type = rich_type(gspaces.flipRot2dOnR2(3))
-    reading, writing = to_poses(field_type, 3, bias=2), from_poses(field_type, 3, bias=True)
-    x = torch.randn(2, 5, field_type.size, dtype=torch.float64, requires_grad=True)
-    poses = reading(x)
-    assert poses.shape == (1, 2, 5, 6, 3)
-    out = writing(poses)
-    assert out.shape == x.shape
-    out.square().sum().backward()
-    tensors = [x, *reading.parameters(), *writing.parameters()]
-    assert len(tensors) == 5
-    assert all(t.grad.abs().max() > 0 for t in tensors)
 
 
 def test_scalars_are_a_linear_layer():
@@ -335,18 +313,13 @@ BIASED = {
 }
 
 
-def heads_of(module) -> HeadModule:
-    (found,) = (m for m in module.modules() if isinstance(m, HeadModule))
-    return found
-
-
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", BIASED)
 def test_keys_have_a_bias_exactly_where_it_matters(name, monkeypatch):
     """What is added to all keys, channel by channel: to the keys themselves, and by the parameter."""
     case, biased = BIASED[name]
     module = case.drawn()
-    core, inputs = heads_of(module), case.inputs(module)
+    core, inputs = module.plain, case.inputs(module)
     heads, channels = core.num_heads, module.head_fields
     with torch.no_grad():
         y = case.output(module, *inputs)
@@ -441,7 +414,7 @@ CONSTANT = {
 def test_constant_keys_are_keys_with_nothing_but_a_bias_of_one(name):
     case, full = (CONSTANT[name](RotaryEncoding(constant_keys=some)) for some in (True, False))
     module, other = case.drawn(), full.make().double()
-    core = heads_of(module)
+    core = module.plain
     fields = core.num_heads * module.head_fields
     assert len(core.project_in.weight) == len(core.project_in.bias) == 2 * fields
     state = module.state_dict()
@@ -452,7 +425,7 @@ def test_constant_keys_are_keys_with_nothing_but_a_bias_of_one(name):
     inputs = [t.requires_grad_() for t in case.inputs(module)]
     y, expected = case.output(module, *inputs), full.output(other, *inputs)
     torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-12)
-    leaves = [core.project_in.bias, *inputs], [heads_of(other).project_in.bias, *inputs]
+    leaves = [core.project_in.bias, *inputs], [other.plain.project_in.bias, *inputs]
     got, needed = (torch.autograd.grad(t.sin().sum(), of) for t, of in zip((y, expected), leaves, strict=True))
     torch.testing.assert_close(got[0], needed[0][: 2 * fields], rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(got[1:], needed[1:], rtol=1e-9, atol=1e-11)
@@ -470,17 +443,6 @@ def test_constant_keys_commute_with_the_group(keys):
         *make(x, **options)
     )
     assert turned_error(layer, x) > 1e-3
-
-
-def test_constant_keys_between_points_by_the_formula():
-    layer = ea.PointSelfAttention(
-        mixed(D3), mixed(D3), 2, head_fields=4, keys="own", encoding=RotaryEncoding(constant_keys=True)
-    ).double()
-    x = cloud(mixed(D3), 5)
-    assert worst_error(layer, x) < TOLERANCE
-    edges = torch.tensor([[0, 1, 2, 2, 1, 3, 4], [1, 1, 1, 0, 3, 2, 4]])
-    assert bool((layer.plain.to_heads(x.tensor.unsqueeze(0))[1] == 1).all())
-    torch.testing.assert_close(layer(x, edges).tensor, written_out(layer, x, edges), rtol=1e-10, atol=1e-12)
 
 
 def test_constant_keys_need_rotations_of_all_channels():
@@ -553,8 +515,3 @@ def test_a_regular_field_keeps_its_poses_together():
         module.projection.weight.zero_()[1, 2] = 1  # from field 2 to field 1
     x = torch.arange(12.0)[None]
     assert module(x).tolist() == [[0, 0, 0, 6, 7, 8]]
-
-
-def test_empty_batches():
-    for to, size_in, size_out in ((True, 6, 12), (False, 12, 6)):
-        assert pose_linear("group", to)(torch.zeros(0, size_in, 3, 3)).shape == (0, size_out, 3, 3)

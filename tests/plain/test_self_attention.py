@@ -94,10 +94,9 @@ class TestLocality:
 
 
 def with_and_without_poses(monkeypatch, space, query, encoding, samples=None, **options):
-    """A layer on scalars, and one with poses of queries and keys and the same numbers."""
+    """A layer on scalars, and one with poses of queries and keys and the same numbers, but for terms that drop out."""
 
     def make():
-        torch.manual_seed(0)
         out_type = FieldType(space, [space.fibergroup.irreps()[-1] if samples is None else space.irrep(1)])
         layer = GroupSelfAttention(
             scalars(space, 3), out_type, 2, query=query, encoding=encoding, samples=samples, head_fields=4, **options
@@ -108,14 +107,13 @@ def with_and_without_poses(monkeypatch, space, query, encoding, samples=None, **
 
     layer = make()
     monkeypatch.setattr("escnn_attention.nn.self_attention.sees_scalars", lambda *_: False)
-    return layer, make()
-
-
-def load_without_poses(layer, posed):
-    """Load the parameters of a layer with poses but for the terms of the pose, which drop out."""
+    posed = make()
+    assert isinstance(layer.plain.project_in, Scalars)
+    assert isinstance(posed.plain.project_in, ToPoses)
     state = posed.state_dict()
     assert all("encoding.pose_" in name for name in state.keys() - layer.state_dict().keys())
     layer.load_state_dict({name: state[name] for name in layer.state_dict()})
+    return layer, posed
 
 
 class TestScalars:
@@ -127,9 +125,6 @@ class TestScalars:
     def test_is_the_layer_with_poses(self, monkeypatch, keys, query, encoding):
         options = {"keys": keys, "kernel_size": 3}
         layer, posed = with_and_without_poses(monkeypatch, PLANE["D3"](), query, encoding, **options)
-        assert isinstance(layer.plain.project_in, Scalars)
-        assert isinstance(posed.plain.project_in, ToPoses)
-        load_without_poses(layer, posed)
         x = random_field(layer.in_type, 5, 4)
         torch.testing.assert_close(layer(x).tensor, posed(x).tensor, rtol=1e-10, atol=1e-12)
         assert turned_error(layer, x) < TOLERANCE
@@ -141,9 +136,7 @@ class TestScalars:
 
     def test_keys_of_the_own_pose_are_alike_with_rotary_encodings_too(self, monkeypatch):
         layer, posed = with_and_without_poses(monkeypatch, PLANE["D3"](), "own", "rotary", keys="own", kernel_size=None)
-        load_without_poses(layer, posed)
         x = random_field(layer.in_type, 4, 4)
-        assert isinstance(layer.plain.project_in, Scalars)
         torch.testing.assert_close(layer(x).tensor, posed(x).tensor, rtol=1e-10, atol=1e-12)
 
     @pytest.mark.parametrize("query", ["own", "all"])
@@ -153,7 +146,6 @@ class TestScalars:
         )
         assert posed.plain.relative is not None
         assert layer.plain.relative is None
-        load_without_poses(layer, posed)
         x = random_field(layer.in_type, 4, 4)
         torch.testing.assert_close(layer(x).tensor, posed(x).tensor, rtol=1e-10, atol=1e-12)
 
@@ -238,31 +230,21 @@ COMPILED = {
 }
 
 
-class TestExport:
-    @pytest.mark.sampled(1, of="compiled graphs")
-    @pytest.mark.parametrize("backend", ["auto", "blocked"])
-    @pytest.mark.parametrize("name", COMPILED)
-    def test_compiles_in_one_graph(self, name, backend):
-        torch.compiler.reset()  # there is a limit to how often one function is compiled
-        layer = COMPILED[name]()
-        layer.plain.backend = backend
-        exported = layer.export()
-        compiled = torch.compile(exported, fullgraph=True, backend="aot_eager")
-        for shape in ((4, 4), (5, 6)):
-            x = random_field(layer.in_type, *shape).tensor.requires_grad_()
-            leaves = [x, *exported.parameters()]
-            torch.testing.assert_close(compiled(x), exported(x))
-            got, expected = (torch.autograd.grad(f(x).square().sum(), leaves) for f in (compiled, exported))
-            torch.testing.assert_close(got, expected)
-
-    @pytest.mark.sampled(1, of="compiled graphs")
-    def test_geometric_tensor_layers_compile(self):
-        layer = attention_for(PLANE["C4"](), size=3)
-        compiled = torch.compile(layer, backend="aot_eager")
-        x = random_field(layer.in_type, 4, 4)
-        y = compiled(x)
-        assert y.type == layer.out_type
-        torch.testing.assert_close(y.tensor, layer(x).tensor)
+@pytest.mark.sampled(1, of="compiled graphs")
+@pytest.mark.parametrize("backend", ["auto", "blocked"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_exports_compile_to_one_graph(name, backend):
+    torch.compiler.reset()  # there is a limit to how often one function is compiled
+    layer = COMPILED[name]()
+    layer.plain.backend = backend
+    exported = layer.export()
+    compiled = torch.compile(exported, fullgraph=True, backend="aot_eager")
+    for shape in ((4, 4), (5, 6)):
+        x = random_field(layer.in_type, *shape).tensor.requires_grad_()
+        leaves = [x, *exported.parameters()]
+        torch.testing.assert_close(compiled(x), exported(x))
+        got, expected = (torch.autograd.grad(f(x).square().sum(), leaves) for f in (compiled, exported))
+        torch.testing.assert_close(got, expected)
 
 
 def test_each_part_of_a_field_convolution_reads_its_channels():
@@ -287,7 +269,6 @@ CONTENT = {
 @pytest.mark.slow
 def test_attention_by_content_without_gradients_is_the_formula(kind, monkeypatch):
     fields, options = CONTENT[kind](sequence_space(gspaces.flipRot2dOnR2(4).fibergroup))
-    torch.manual_seed(0)
     given = {"num_heads": 2, "kernel_size": None, "encoding": "none", "keys": "own", "shared_scores": True, **options}
     plain = GroupSelfAttention(fields, fields, **given).double().eval().plain
     for parameter in plain.parameters():
