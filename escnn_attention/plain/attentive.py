@@ -108,9 +108,7 @@ class FeatureAttention(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         channel, spatial = self.attention_maps(x)
-        alpha: Tensor | None = None
-        if channel is not None:
-            alpha = channel.unflatten(-1, (-1, *[1] * (x.dim() - 2)))
+        alpha = None if channel is None else channel.unflatten(-1, (-1, *[1] * (x.dim() - 2)))
         if spatial is not None:
             alpha = spatial.unsqueeze(1) if alpha is None else alpha * spatial.unsqueeze(1)
         assert alpha is not None
@@ -121,8 +119,7 @@ class FeatureAttention(torch.nn.Module):
         check_grid(x.shape[2:])
         x = x.unflatten(1, (-1, self.poses))
         channel = spatial = None
-        if self.squeeze is not None:
-            assert self.excite is not None
+        if self.squeeze is not None and self.excite is not None:
             channel = excite(self.squeeze, self.excite, torch.stack(self._of(x.flatten(3), 3)))
             x = x * channel.unflatten(-1, (-1, *[1] * (x.dim() - 3)))
         if self.spatial is not None:
