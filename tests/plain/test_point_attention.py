@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
 
@@ -29,6 +28,14 @@ from escnn_attention.functional import BETWEEN_POINTS
 from escnn_attention.geometry.points import Cloud
 from tests.nn.points import ENCODINGS, cloud, mixed, worst_error, written_out
 
+C3, C4 = gspaces.rot2dOnR2(3), gspaces.rot2dOnR2(4)
+
+
+def attention(space, **options):
+    """A layer on regular, trivial and other fields."""
+    fields = mixed(space)
+    return PointSelfAttention(fields, fields, **options).double()
+
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -38,7 +45,6 @@ from tests.nn.points import ENCODINGS, cloud, mixed, worst_error, written_out
 @pytest.mark.parametrize("edge_dim", [None, 2])
 def test_the_formula(encoding, query, keys, normalization, edge_dim):
     """Values and gradients, of edges with features and without."""
-    torch.manual_seed(1)
     space = gspaces.flipRot2dOnR2(3) if keys == "all" and query == "own" else gspaces.rot2dOnR2(3)
     in_type, out_type = mixed(space), FieldType(space, 2 * [space.regular_repr])
     options = {"query": query, "keys": keys, "normalization": normalization, "edge_dim": edge_dim}
@@ -82,22 +88,14 @@ PUBLISHED = {
 @pytest.mark.parametrize("normalization", ["softmax", "count"])
 def test_kernels_with_biases_and_a_last_activation(kernel, last_activation, normalization):
     """As published: against the formula, values and gradients, for the compiled loop and without it."""
-    torch.manual_seed(5)
-    space = gspaces.rot2dOnR2(2)
-    fields = mixed(space)
-    layer = PointSelfAttention(
-        fields,
-        fields,
-        head_fields=3,
-        encoding=PairKernel(*PUBLISHED[kernel], hidden=4, biases=True, last_activation=last_activation),
-        normalization=normalization,
-    ).double()
+    encoding = PairKernel(*PUBLISHED[kernel], hidden=4, biases=True, last_activation=last_activation)
+    layer = attention(gspaces.rot2dOnR2(2), head_fields=3, encoding=encoding, normalization=normalization)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
-    x = cloud(fields, 4)
+    x = cloud(layer.in_type, 4)
     edges = torch.tensor([[0, 1, 2, 2, 1, 3], [1, 1, 1, 0, 3, 2]])
     names, leaves = zip(*layer.named_parameters(), strict=True)
-    weight = torch.randn(4, fields.size, dtype=torch.float64)
+    weight = torch.randn(4, layer.out_type.size, dtype=torch.float64)
     biases = [name for name in names if name.endswith(("hidden_bias", "last_bias"))]
     # One for the last layer where a constant that is added to all scores does not drop out, or is not only added.
     changes = last_activation or normalization == "count"
@@ -120,23 +118,19 @@ def test_kernels_with_biases_and_a_last_activation(kernel, last_activation, norm
 
 @pytest.mark.parametrize("relation", [Pair(), LogPolar()])
 def test_other_relations(relation):
-    torch.manual_seed(3)
-    space = gspaces.rot2dOnR2(4)
-    in_type = mixed(space)
-    layer = PointSelfAttention(in_type, in_type, num_heads=1, head_fields=2, relation=relation).double()
-    x = cloud(in_type, 4)
+    layer = attention(C4, num_heads=1, head_fields=2, relation=relation)
+    x = cloud(layer.in_type, 4)
     edges = torch.tensor([[0, 1, 2, 3, 3, 2], [1, 1, 0, 0, 2, 3]])
     torch.testing.assert_close(layer(x, edges).tensor, written_out(layer, x, edges), rtol=1e-10, atol=1e-11)
     assert worst_error(layer, x) < 1e-12
-    moved = GeometricTensor(x.tensor, in_type, x.coords + 1.0)
+    moved = GeometricTensor(x.tensor, x.type, x.coords + 1.0)
     assert float((layer(moved).tensor - layer(x).tensor).abs().max()) > 1e-3  # No translations.
-    scaled = GeometricTensor(x.tensor, in_type, 3 * x.coords)
+    scaled = GeometricTensor(x.tensor, x.type, 3 * x.coords)
     same = torch.allclose(layer(scaled).tensor, layer(x).tensor, rtol=1e-9, atol=1e-10)
     assert same == isinstance(relation, LogPolar)
 
 
 def test_scalings_and_rotations_of_the_plane_need_no_fiber_group():
-    torch.manual_seed(4)
     space = gspaces.trivialOnR2()
     in_type = FieldType(space, 3 * [space.trivial_repr])
     layer = PointSelfAttention(in_type, in_type, relation=LogPolar()).double()
@@ -158,36 +152,33 @@ def test_who_serves(monkeypatch):
     served = []
     attend = native_points.attend
     monkeypatch.setattr(native_points, "attend", lambda *a: served.append(True) or attend(*a))
-    space = gspaces.rot2dOnR2(3)
-    in_type = mixed(space)
-    x = cloud(in_type, 5)
-    layer = PointSelfAttention(in_type, in_type, head_fields=2).double()
+    layer = attention(C3, head_fields=2)
+    x = cloud(layer.in_type, 5)
     layer(x)
     assert len(served) == 1
-    layer(GeometricTensor(x.tensor, in_type, x.coords.clone().requires_grad_()))
+    moving = GeometricTensor(x.tensor, x.type, x.coords.clone().requires_grad_())
+    layer(moving)
     assert len(served) == 1
     with torch.no_grad():
-        layer(GeometricTensor(x.tensor, in_type, x.coords.clone().requires_grad_()))
+        layer(moving)
     assert len(served) == 2
     layer.plain.backend = "neighbours"
     layer(x)
     assert len(served) == 2
     with pytest.raises(ValueError, match=r"backend: .*their own"):
-        PointSelfAttention(in_type, in_type, head_fields=2, keys="own", backend="native").double()(x)
+        attention(C3, head_fields=2, keys="own", backend="native")(x)
 
 
 def test_fused_attention_refuses_edges():
-    space = gspaces.rot2dOnR2(2)
-    in_type = mixed(space)
-    layer = PointSelfAttention(in_type, in_type, head_fields=2, encoding="none", backend="dense").double()
-    layer(cloud(in_type, 4))
+    layer = attention(C3, head_fields=2, encoding="none", backend="dense")
+    x = cloud(layer.in_type, 4)
+    layer(x)
     with pytest.raises(ValueError, match="backend: 'dense' cannot"):
-        layer(cloud(in_type, 4), torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]]))
+        layer(x, torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]]))
 
 
 def test_dense_is_chosen_for_large_clouds(monkeypatch):
-    space = gspaces.rot2dOnR2(4)
-    in_type = FieldType(space, 2 * [space.regular_repr])
+    in_type = FieldType(C4, 2 * [C4.regular_repr])
     layer = PointSelfAttention(in_type, in_type, num_heads=1, encoding="fourier").double()
     calls = []
     dense = BETWEEN_POINTS.backends["dense"]
@@ -202,7 +193,6 @@ def test_dense_is_chosen_for_large_clouds(monkeypatch):
 
 
 def test_pieces_and_recomputation_change_nothing():
-    torch.manual_seed(8)
     space = gspaces.flipRot2dOnR2(3)
     in_type = mixed(space)
     for layer in (
@@ -227,9 +217,7 @@ def test_pieces_and_recomputation_change_nothing():
 
 
 def test_gradients_by_coordinates_and_features():
-    torch.manual_seed(9)
-    space = gspaces.rot2dOnR2(3)
-    in_type = FieldType(space, [space.regular_repr])
+    in_type = FieldType(C3, [C3.regular_repr])
     x = cloud(in_type, 3)
     edges = torch.tensor([[0, 1, 2, 2], [1, 1, 0, 2]])
     for layer in (
@@ -246,7 +234,6 @@ def test_gradients_by_coordinates_and_features():
 @pytest.mark.parametrize("encoding", ["fourier", "rotary", "absolute"])
 def test_forces_are_differentiated_once_more(encoding):
     """Also in clouds that are large enough for fused attention, which is chosen without them."""
-    torch.manual_seed(17)
     space = gspaces.flip2dOnR2()
     in_type = FieldType(space, [space.regular_repr, space.trivial_repr])
     layer = PointSelfAttention(in_type, in_type, head_fields=2, encoding=encoding).double()
@@ -263,24 +250,20 @@ def test_forces_are_differentiated_once_more(encoding):
 
 @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "2232", "absolute"])
 def test_half_precision_far_from_the_origin(encoding):
-    torch.manual_seed(18)
-    space = gspaces.rot2dOnR2(4)
-    in_type = mixed(space)
-    layer = PointSelfAttention(in_type, in_type, head_fields=2, encoding=ENCODINGS[encoding](), num_neighbours=4)
-    x = cloud(in_type, 20)
+    layer = attention(C4, head_fields=2, encoding=ENCODINGS[encoding](), num_neighbours=4).float()
+    x = cloud(layer.in_type, 20)
     far = 0.0 if encoding == "absolute" else 1000.0
-    points = GeometricTensor(x.tensor.float(), in_type, x.coords.float() + far)
+    points = GeometricTensor(x.tensor.float(), x.type, x.coords.float() + far)
     expected = layer(points).tensor
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed_precision = layer(points).tensor
-    half = layer.bfloat16()(GeometricTensor(points.tensor.bfloat16(), in_type, points.coords)).tensor
+    half = layer.bfloat16()(GeometricTensor(points.tensor.bfloat16(), x.type, points.coords)).tensor
     for y in (mixed_precision, half):
         assert float(((y.float() - expected).norm() / expected.norm()).detach()) < 0.05
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_motions_under_autocast_far_from_the_origin(dtype):
-    torch.manual_seed(18)
     space = gspaces.rot2dOnR2(-1)
     lift = PointLift(FieldType(space, [space.irrep(1)]), 3)
     layer = PointSelfAttention(lift.out_type, lift.out_type, relation=LiftedMotion())
@@ -292,7 +275,6 @@ def test_motions_under_autocast_far_from_the_origin(dtype):
 
 
 def test_samples_turned_in_half_precision():
-    torch.manual_seed(19)
     space = gspaces.rot2dOnR2(-1)
     in_type = FieldType(space, 2 * [space.irrep(1)])
     layer = PointSelfAttention(in_type, in_type, num_neighbours=4, samples=Samples(8, turn="random"))
@@ -306,14 +288,10 @@ def test_samples_turned_in_half_precision():
 
 def test_a_head_of_one_channel_compares_query_and_key():
     """A linear function of the two would leave nothing of the query."""
-    torch.manual_seed(20)
-    space = gspaces.rot2dOnR2(3)
-    in_type = mixed(space)
-    x = cloud(in_type, 4)
+    x = cloud(mixed(C3), 4)
     edges = torch.tensor([[0, 1, 2, 2, 1, 3], [1, 1, 1, 0, 3, 2]])
     for combine in ("sum", "product", "mlp"):
-        kernel = PairKernel("concat", "mlp", combine, hidden=4)
-        layer = PointSelfAttention(in_type, in_type, num_heads=2, head_fields=1, encoding=kernel).double()
+        layer = attention(C3, num_heads=2, head_fields=1, encoding=PairKernel("concat", "mlp", combine, hidden=4))
         torch.testing.assert_close(layer(x, edges).tensor, written_out(layer, x, edges), rtol=1e-10, atol=1e-11)
         encoding = layer.plain.encoding
         (gradient,) = torch.autograd.grad(layer(x).tensor.square().sum(), encoding.of_query)
@@ -321,8 +299,7 @@ def test_a_head_of_one_channel_compares_query_and_key():
 
 
 def test_a_point_at_the_position_of_another_has_gradients():
-    space = gspaces.rot2dOnR2(4)
-    in_type = FieldType(space, [space.regular_repr])
+    in_type = FieldType(C4, [C4.regular_repr])
     layer = PointSelfAttention(in_type, in_type, radius=1.0).double()
     coords = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
     layer(GeometricTensor(torch.randn(3, 4).double(), in_type, coords)).tensor.sum().backward()
@@ -330,13 +307,10 @@ def test_a_point_at_the_position_of_another_has_gradients():
 
 
 def test_precisions():
-    torch.manual_seed(15)
-    space = gspaces.rot2dOnR2(4)
-    in_type = mixed(space)
-    layer = PointSelfAttention(in_type, in_type, head_fields=2, radius=2.0)
-    x = cloud(in_type, 6)
-    single = layer(GeometricTensor(x.tensor.float(), in_type, x.coords.float())).tensor
-    double = copy.deepcopy(layer).double()(x).tensor
+    layer = attention(C4, head_fields=2, radius=2.0).float()
+    x = cloud(layer.in_type, 6)
+    single = layer(GeometricTensor(x.tensor.float(), x.type, x.coords.float())).tensor
+    double = layer.double()(x).tensor
     assert float((single - double).norm() / double.norm()) < 1e-5
 
 
@@ -346,7 +320,6 @@ def test_precisions():
 @pytest.mark.parametrize("keys", ["all", "own"])
 def test_pairs_seen_both_ways_round(encoding, query, keys):
     """With the inversion of space a kernel of whole clouds is evaluated for half of the poses."""
-    torch.manual_seed(17)
     batch = torch.tensor([0, 0, 0, 1, 1, 1, 1])
     edges = (batch[:, None] == batch).nonzero().T
     for make, halved in (
@@ -357,9 +330,7 @@ def test_pairs_seen_both_ways_round(encoding, query, keys):
         (lambda: gspaces.rot2dOnR3(2), False),
     ):
         space = make()
-        layer = PointSelfAttention(
-            mixed(space), mixed(space), head_fields=2, encoding=ENCODINGS[encoding](), query=query, keys=keys
-        ).double()
+        layer = attention(space, head_fields=2, encoding=ENCODINGS[encoding](), query=query, keys=keys)
         assert (layer.plain.opposite is not None) == halved
         x = cloud(layer.in_type, 7)
         leaves = [x.tensor.requires_grad_(), x.coords.requires_grad_(), *layer.parameters()]
@@ -371,6 +342,6 @@ def test_pairs_seen_both_ways_round(encoding, query, keys):
             rtol=1e-10,
             atol=1e-10,
         )
-    layer = PointSelfAttention(mixed(space), mixed(space), head_fields=2, encoding=PairKernel(), relation=Pair())
-    call = layer.double().plain.call(x.tensor, layer.plain._points(Cloud(x.coords)), None)
+    layer = attention(space, head_fields=2, encoding=PairKernel(), relation=Pair())
+    call = layer.plain.call(x.tensor, layer.plain._points(Cloud(x.coords)), None)
     assert call.bias.tables.halves is None  # Pairs of positions are not opposite to each other.

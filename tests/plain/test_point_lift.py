@@ -13,7 +13,6 @@ pytestmark = pytest.mark.usefixtures("double")
 
 
 def test_vectors_in_the_frame_of_a_rotation():
-    torch.manual_seed(0)
     # Two vectors of space, whose channels lie apart, and a scalar.
     cross = np.zeros((3, 3, 3))
     for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
@@ -43,7 +42,6 @@ def moments(lift, rotations):
 
 @pytest.mark.parametrize("dim", [2, 3])
 def test_lifts_fill_the_rotations_evenly(dim):
-    torch.manual_seed(0)
     lift = PointLift(dim, 1)
     assert moments(lift, lift.draw(20000)).abs().max() < 0.02
     spread = lift.spread(torch.arange(2000))
@@ -81,7 +79,6 @@ def test_everything_is_lifted():
 
 
 def test_quaternions_that_are_drawn_may_be_of_one_half():
-    torch.manual_seed(0)
     coords = torch.randn(20, 3)
     for training in (True, False):
         any_half, positive = (PointLift(3, 2, half).train(training) for half in (False, True))
