@@ -51,7 +51,7 @@ class HalvingPool(torch.nn.Module):
             for axis, n in enumerate(kernel, start=2):
                 x = x.unfold(axis, n, 2).mean(-1)
             return x
-        pool = getattr(torch.nn.functional, f"{self.kind}_pool{self.dimensions}d")
+        pool = getattr(F, f"{self.kind}_pool{self.dimensions}d")
         pooled: Tensor = pool(x, kernel, stride=2)
         return pooled
 
@@ -79,13 +79,12 @@ class AntialiasedPool(ExactBuffers):
 
     def forward(self, x: Tensor) -> Tensor:
         check_grid(x.shape[2:])
-        if self.circular and self.kind == "max":
-            wrapped = F.pad(x, 2 * self.dimensions * [1], mode="circular")
-            x = getattr(torch.nn.functional, f"max_pool{self.dimensions}d")(wrapped, 3, stride=1)
+        pool = getattr(F, f"max_pool{self.dimensions}d")
+        if self.kind == "max" and self.circular:
+            x = pool(F.pad(x, 2 * self.dimensions * [1], mode="circular"), 3, stride=1)
         elif self.kind == "max":
             # The maximum of overlapping windows is several times faster on a CPU where the channels come last.
             last = x.contiguous(memory_format=_CHANNELS_LAST[self.dimensions])
-            pool = getattr(torch.nn.functional, f"max_pool{self.dimensions}d")
             x = pool(last, 3, stride=1, padding=1).contiguous()
         for axis in range(2, x.dim()):
             x = (x.movedim(axis, -1) @ self._weights(x.shape[axis], x.dtype)).movedim(-1, axis)

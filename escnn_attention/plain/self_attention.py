@@ -44,11 +44,6 @@ _KEPT = 8
 """Without gradients expanded weights are kept: irreps take less time from so many times as many positions."""
 
 
-def maps_rows(project_in: ToPoses | Scalars, project_out: FromPoses) -> bool:
-    """Whether rows of channels can be mapped to heads and back by one product each."""
-    return not isinstance(project_in, Scalars) and project_in.frames is not None and project_out.groups > 1
-
-
 @dataclass(frozen=True)
 class Resampling:
     """The grid of the queries beside that of the keys, and the queries there; at most one number is not 1.
@@ -148,10 +143,12 @@ class SelfAttention(HeadModule):
         of_offsets = encoding.form in ("offsets", "features") and not encoding.absolute
         self.has_table = window.kernel_size is not None or of_offsets
         self.lifts = isinstance(project_in, Scalars)  # queries and keys have no poses, the same ones for all outputs
-        # Scores are products of the channels of all poses, and every position sees every other.
+        # Scores are products of the channels of all poses, every position sees every other, and rows of channels can be
+        # mapped to heads and back by one product each.
         self.by_content = self.shared_scores and encoding.form is None and not encoding.rotates
         self.by_content &= mode.normalization == "softmax" and needs.queries and needs.keys and query_weight == 1
-        self.by_content &= window.looks_everywhere and not self.resizes and maps_rows(project_in, project_out)
+        self.by_content &= window.looks_everywhere and not self.resizes
+        self.by_content &= isinstance(project_in, ToPoses) and project_in.frames is not None and project_out.groups > 1
         self.start()
 
     @torch.no_grad()
