@@ -11,7 +11,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention.exporting.modules import exported_parts
-from escnn_attention.geometry.cache import checked, shared_geometry
+from escnn_attention.geometry.cache import checked
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.module import check_cloud, check_points
 from escnn_attention.plain.point_network import PointNetwork
@@ -58,9 +58,7 @@ class CloudNetwork(PretrainedMixin, PointNetwork):
             TypeError, ValueError: as the layers raise; features or ``coords`` of another shape, a cloud without points,
                 or with a batch norm a single cloud in training.
         """
-        x = self._as_cloud(input, coords)
-        with shared_geometry():
-            return self._forward(x, edge_index, batch, mask, measure, edge_attr)
+        return self._forward(self._as_cloud(input, coords), edge_index, batch, mask, measure, edge_attr)
 
     def _as_cloud(self, input: GeometricTensor | Tensor, coords: Tensor | None) -> GeometricTensor:
         """The features at points, if they fit the network."""

@@ -14,7 +14,6 @@ from typing_extensions import Unpack
 from escnn_attention._checks import check_int, check_option, check_unused
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.functional.call import Normalization
-from escnn_attention.geometry.cache import shared_geometry
 from escnn_attention.geometry.relations import LiftedMotion, Relation
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.convolutions import field_type_of, regular_type
@@ -155,8 +154,7 @@ class LieTransformer(CloudNetwork):
                 raise ValueError("lifts: got some, and this network has no lift_samples; leave them out")
             return super().forward(input, coords, edge_index, batch, mask, measure)
         x = self._as_cloud(input, coords)
-        with shared_geometry():
-            return self._forward(*self.lift(x, edge_index, batch, mask=mask, measure=measure, lifts=lifts))
+        return self._forward(*self.lift(x, edge_index, batch, mask=mask, measure=measure, lifts=lifts))
 
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode: see :meth:`CloudNetwork.export`.

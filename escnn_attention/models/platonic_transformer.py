@@ -111,13 +111,10 @@ class PlatonicTransformer(CloudNetwork):
             PointTransformerBlock(hidden, hidden, num_heads, **options)
             for _ in range(check_int("num_blocks", num_blocks))
         )
-        parts = [_readout(hidden, part, check_bool("hidden_readout", hidden_readout)) for part in _parts(self.out_type)]
+        # Each run of equal fields has its own readout.
+        runs = [FieldType(gspace, list(run)) for _, run in itertools.groupby(self.out_type.representations)]
+        parts = [_readout(hidden, run, check_bool("hidden_readout", hidden_readout)) for run in runs]
         self.head = PlatonicHead(parts, pool, check_length("divisor", divisor, "number"))
-
-
-def _parts(out_type: FieldType) -> list[FieldType]:
-    """The output in runs of equal fields, each with its own readout."""
-    return [FieldType(out_type.gspace, list(run)) for _, run in itertools.groupby(out_type.representations)]
 
 
 def _readout(hidden: FieldType, out_type: FieldType, layer: bool) -> torch.nn.Sequential:
