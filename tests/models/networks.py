@@ -9,10 +9,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from escnn_attention.plain.attentive import PoseKernel
 
 
-def count(module):
-    return sum(p.numel() for p in module.parameters())
-
-
 def sizes(network, *shape):
     """The shapes of the features behind each stage."""
     found = [shape]

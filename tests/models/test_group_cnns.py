@@ -10,8 +10,9 @@ from escnn.nn import PointwiseDropout
 from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, PoseAttention, equivariance_report
 from escnn_attention.models import AllCNNC, GroupCNN, GroupDenseNet, ResidualBlock, ResNet44
 from escnn_attention.models.convolutions import options_of
+from escnn_attention.nn.summary import count_parameters
 from tests import spaces
-from tests.models.networks import broken, count, norms, sequence, settled, sizes
+from tests.models.networks import broken, norms, sequence, settled, sizes
 
 EXACT = 1e-10
 Z2, P4, P4M = gspaces.trivialOnR2(), gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
@@ -39,7 +40,7 @@ def narrow(attention):
 
 @pytest.mark.parametrize(("width", "attention", "published", "paper"), TABLE_1)
 def test_parameters_are_those_of_table_1(width, attention, published, paper):
-    number = count(GroupCNN.rotmnist(P4, width=width, attention=attention))
+    number = count_parameters(GroupCNN.rotmnist(P4, width=width, attention=attention))
     assert published in (None, number)
     assert abs(number / 1e3 - float(paper[:-1])) < 0.0051  # the paper rounds 50.415 up
 
@@ -50,7 +51,7 @@ def test_the_default_width_keeps_the_number_of_parameters():
         network = GroupCNN.rotmnist(spaces.PLANE[name]())
         widths[name] = len(network.stages["convolution_1"].out_type)
     assert widths == {"trivial": 20, "flip": 14, "C4": 10, "C8": 7, "D4": 7, "D6": 6}
-    assert count(GroupCNN.rotmnist(gspaces.trivialOnR2())) == 21_620  # the published Z2-CNN
+    assert count_parameters(GroupCNN.rotmnist(gspaces.trivialOnR2())) == 21_620  # the published Z2-CNN
 
 
 @pytest.mark.parametrize(
@@ -293,7 +294,7 @@ def test_the_logits_are_means(make, last):
     ],
 )
 def test_parameters_are_those_of_tables_2_and_3(make, gspace, attention, published, paper):
-    assert count(make(gspace, attention=attention)) == published
+    assert count_parameters(make(gspace, attention=attention)) == published
     rounded = {f"{published / 1e6:.2f}M", f"{published / 1e6 + 0.005:.2f}M", f"{published / 1e3:.2f}K"}
     assert paper is None or paper in rounded
 

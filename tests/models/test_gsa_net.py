@@ -6,7 +6,8 @@ from escnn import gspaces
 
 from escnn_attention import GroupSelfAttention, LiftingSelfAttention, equivariance_report
 from escnn_attention.models import GSANet
-from tests.models.networks import count, sizes
+from escnn_attention.nn.summary import count_parameters
+from tests.models.networks import sizes
 
 GROUPS = {
     "Z2": gspaces.trivialOnR2,
@@ -52,7 +53,7 @@ def test_parameters_and_how_they_differ_from_the_published(name):
                 left_out += width - 2 * (width // 3)  # a pose embedding of one pose, which drops out as well
                 widened = width // 2 - width // 3, width - width // 2 - width // 3
                 left_out -= 16 * sum(widened)  # and whose channels the encoders take
-        assert count(network) == published - left_out
+        assert count_parameters(network) == published - left_out
 
 
 @pytest.mark.parametrize(

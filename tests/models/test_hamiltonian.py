@@ -201,21 +201,18 @@ def test_backends():
 def test_bad_arguments():
     network = attentive()
     q, p, features = system()
-    with pytest.raises(ValueError, match="integrator: got 'euler'"):
-        HamiltonianNetwork(network.potential, integrator="euler")
-    with pytest.raises(ValueError, match="mass"):
-        HamiltonianNetwork(network.potential, mass=-1)
-    with pytest.raises(ValueError, match="features: got shape"):
-        HamiltonianNetwork(network.potential, mass=2).rollout(q, p, features, BATCH, num_frames=2, step=0.1)
-    with pytest.raises(ValueError, match="momenta"):
-        network(q, p[:3], features, BATCH, num_frames=2, step=0.1)
-    with pytest.raises(ValueError, match="num_frames"):
-        network(q, p, features, BATCH, num_frames=0, step=0.1)
-    wrong = HamiltonianNetwork(
-        PointTransformer(gspaces.rot2dOnR2(3), 2, 3, fields=2, num_blocks=1, num_heads=1).double()
-    )
-    with pytest.raises(ValueError, match="potential: got an output"):
-        wrong.energy(q, p, features, BATCH)
+    three = PointTransformer(gspaces.rot2dOnR2(3), 2, 3, fields=2, num_blocks=1, num_heads=1).double()
+    frames = {"num_frames": 2, "step": 0.1}
+    for call, message in (
+        (lambda: HamiltonianNetwork(network.potential, integrator="euler"), "integrator: got 'euler'"),
+        (lambda: HamiltonianNetwork(network.potential, mass=-1), "mass"),
+        (lambda: HamiltonianNetwork(network.potential, mass=2)(q, p, features, **frames), "features: got shape"),
+        (lambda: network(q, p[:3], features, BATCH, **frames), "momenta"),
+        (lambda: network(q, p, features, BATCH, num_frames=0, step=0.1), "num_frames"),
+        (lambda: HamiltonianNetwork(three).energy(q, p, features, BATCH), "potential: got an output"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
     for scale in (0, -1.0, "a", None, True, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=r"scale: .*positive energy"):
             HamiltonianNetwork(network.potential, scale=scale)

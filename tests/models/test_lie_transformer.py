@@ -56,18 +56,6 @@ def test_is_invariant_when_lifts_move_along(make, options):
     assert (mirrored - expected).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("number", [2, 3, 4])
-def test_lifts_that_are_drawn_may_move_along(number):
-    torch.manual_seed(0)
-    network = small(gspaces.rot2dOnR2(-1), lift_samples=number)
-    x, coords = torch.randn(5, 2, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
-    lifts = network.lift.plain.draw(5).squeeze(-1)
-    for angle in (0.1, 2.0, -1.3, 0.7):
-        moved = rotate(torch.tensor([angle], dtype=torch.float64), coords)
-        y = network(x, moved, lifts=lifts + angle)
-        torch.testing.assert_close(y, network(x, coords, lifts=lifts), rtol=1e-11, atol=1e-11)
-
-
 def test_lifts_of_a_cloud_are_no_matter_of_its_batch_and_are_random_in_training():
     torch.manual_seed(0)
     network = small(gspaces.rot2dOnR2(-1), lift_samples=2)
@@ -104,22 +92,22 @@ def test_in_the_mean_over_lifts_turned_clouds_are_alike():
 
 def test_bad_arguments():
     gspace = gspaces.rot2dOnR2(4)
+    lifted = {"lift_samples": 2, "positive_quaternions": True}
+    for space, options, message in (
+        (gspace, {"pool": "sum"}, "pool: got 'sum'"),
+        (gspace, {"readout": "all"}, "readout: got 'all'"),
+        (gspace, {"lift_samples": 2}, "lift_samples: .*C4 is finite"),
+        (gspaces.rot2dOnR2(-1), {}, r"lift_samples: .*SO\(2\) is continuous"),
+        (gspaces.rot2dOnR2(-1), {"lift_samples": 2, "relation": Offset()}, "relation: .*LiftedMotion"),
+        (gspaces.rot3dOnR3(), lifted, "positive_quaternions: .*quaternions are seen"),
+        (gspaces.rot3dOnR3(), lifted | {"relation": LiftedMotion()}, "positive_quaternions: .*quaternions are seen"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            small(space, **options)
     with pytest.raises(TypeError, match=r"^projection: .*no such option"):
         small(gspace, projection="group")
-    for options, message in (({"pool": "sum"}, "pool: got 'sum'"), ({"readout": "all"}, "readout: got 'all'")):
-        with pytest.raises(ValueError, match=message):
-            small(gspace, **options)
-    with pytest.raises(ValueError, match=r"^lift_samples: .*C4 is finite"):
-        small(gspace, lift_samples=2)
     with pytest.raises(ValueError, match=r"^lifts: .*has no lift_samples"):
         small(gspace)(torch.zeros(3, 2).double(), torch.zeros(3, 2).double(), lifts=torch.zeros(3, 1))
-    with pytest.raises(ValueError, match=r"^lift_samples: .*SO\(2\) is continuous"):
-        small(gspaces.rot2dOnR2(-1))
-    with pytest.raises(ValueError, match=r"^relation: .*LiftedMotion"):
-        small(gspaces.rot2dOnR2(-1), lift_samples=2, relation=Offset())
-    for options in ({}, {"relation": LiftedMotion()}):
-        with pytest.raises(ValueError, match=r"^positive_quaternions: .*quaternions are seen"):
-            small(gspaces.rot3dOnR3(), lift_samples=2, positive_quaternions=True, **options)
     with pytest.raises(ValueError, match=r"^in_type: LieTransformer needs trivial"):
         LieTransformer(gspace, FieldType(gspace, [gspace.irrep(1)]), 1, fields=4, num_blocks=1, num_heads=2)
 

@@ -103,7 +103,6 @@ def test_names_make_networks_that_are_saved(name, tmp_path):
 
 
 def test_parameters_of_the_paper():
-    assert sum(p.numel() for p in models.GSANet.rotmnist(gspaces.rot2dOnR2(4)).parameters()) == 43_464
     assert sum(p.numel() for p in models.create("attentive-p4-cnn-rotmnist").parameters()) == 73_130
 
 

@@ -128,6 +128,11 @@ def lifted(x, lifts, location):
     return seen
 
 
+def limited(place, nonlinearity):
+    length = place.norm(dim=-1, keepdim=True) + 1e-6
+    return torch.tanh(length / 7) / length * place if nonlinearity == "tanh" else place
+
+
 def nearest(place, number, rotation=0):
     """Whether j is among the so many nearest of i, by the first so many numbers and by the others."""
     parts = place[..., :rotation].norm(dim=-1), place[..., rotation:].norm(dim=-1)
@@ -242,10 +247,7 @@ def test_networks_that_draw_rotations_give_the_published_outputs(group, kernel, 
     lifts = torch.randn(5, number) if dim == 2 else F.normalize(torch.randn(5, number, 4), dim=-1)
     options = {"normalization": "softmax" if kernel == "mlp" else "count", "pool": "mean"}
     parts = [batch == i for i in (0, 1)]
-    places = [lifted(x[p], lifts[p], location) for p in parts]
-    if nonlinearity == "tanh":
-        lengths = [place.norm(dim=-1, keepdim=True) + 1e-6 for place in places]
-        places = [torch.tanh(n / 7) / n * place for n, place in zip(lengths, places, strict=True)]
+    places = [limited(lifted(x[p], lifts[p], location), nonlinearity) for p in parts]
     expected = torch.stack(
         [output(tensors, group, features[p], x[p], **options, place=q) for p, q in zip(parts, places, strict=True)]
     )
@@ -255,8 +257,8 @@ def test_networks_that_draw_rotations_give_the_published_outputs(group, kernel, 
     assert (ours(features, x, batch=batch) - expected).abs().max() > 1e-4
     assert ours.lift.plain.positive_quaternions is (location == 7)
     other = from_published(tensors, "lie_transformer", group=group, lift_samples=number)
-    limited = (other(features, x, batch=batch, lifts=lifts) - expected).abs().max() > 1e-4
-    assert limited if nonlinearity else not limited
+    differs = (other(features, x, batch=batch, lifts=lifts) - expected).abs().max() > 1e-4
+    assert differs if nonlinearity else not differs
 
 
 @pytest.mark.sampled(2)
@@ -297,9 +299,7 @@ def test_points_that_are_drawn_are_some_of_the_nearest(group, kernel, location, 
     expected = []
     for part in (batch == 0, batch == 1):
         place = lifted(x[part], rotations[part], location) if drawn else located(group, x[part])
-        if nonlinearity == "tanh":
-            length = place.norm(dim=-1, keepdim=True) + 1e-6
-            place = torch.tanh(length / 7) / length * place
+        place = limited(place, nonlinearity)
         near = nearest(place, number, {"SE(2)": 1, "SE(3)": 3}.get(group, 0))
         if group.startswith("Trivial"):
             near = nearest(x[part][:, None] - x[part], number)

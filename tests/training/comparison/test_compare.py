@@ -1,5 +1,4 @@
 import copy
-import csv
 import importlib.metadata
 import json
 from dataclasses import asdict, replace
@@ -28,13 +27,9 @@ from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import run_experiment
 from escnn_attention.training.experiment.network import build_described
 from escnn_attention.training.modules.classifier import Classifier
+from tests.training.experiment.runs import rows
 
 ALL = ("cnn", "steerable", "hybrid")
-
-
-def epochs_of(folder):
-    with open(folder / "epochs.csv", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def same(results, others):
@@ -48,8 +43,7 @@ def test_the_whole_comparison(tiny):
     folder = tiny.folder
     assert [result.network for result in results] == list(ALL)
 
-    with open(folder / "results.csv", encoding="utf-8") as file:
-        table = list(csv.DictReader(file))
+    table = rows(folder, "results.csv")
     stored = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     for row, result, kept in zip(table, results, stored["networks"], strict=True):
         assert kept == asdict(result)
@@ -69,7 +63,7 @@ def test_the_whole_comparison(tiny):
     assert tested["accuracy"] == tested["accuracy_upright"] == results[2].accuracy_upright
     assert tested["trained"]["configuration"] == tested["tested"]["configuration"]
     for name in ALL:
-        assert [row["epoch"] for row in epochs_of(folder / name)] == ["1"]
+        assert [row["epoch"] for row in rows(folder / name)] == ["1"]
         assert (folder / name / "last.ckpt").exists()
     assert not list(folder.rglob("*.tmp"))
 

@@ -41,8 +41,8 @@ def weights(folder: Path, name: str = "last.ckpt") -> dict[str, torch.Tensor]:
     return torch.load(folder / name, weights_only=True)["state_dict"]
 
 
-def rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "epochs.csv").open(encoding="utf-8") as file:
+def rows(folder: Path, name: str = "epochs.csv") -> list[dict[str, str]]:
+    with (folder / name).open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 

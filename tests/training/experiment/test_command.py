@@ -1,7 +1,6 @@
 """``escnn-attention fit``, ``test`` and ``predict``, as users call them."""
 
 import contextlib
-import csv
 import errno
 import json
 import os
@@ -69,8 +68,7 @@ def test_fit_test_and_predict(configuration, fitted, tmp_path, data):
         load_network(tmp_path)
 
     call("predict", configuration(), folder)
-    with (folder / "predictions.csv").open() as file:
-        predictions = list(csv.DictReader(file))
+    predictions = rows(folder, "predictions.csv")
     assert [int(p["image"]) for p in predictions] == list(range(13))
     with np.load(data / "rotmnist.npz") as arrays:
         test_images, labels = arrays["test_images"], arrays["test_labels"]
@@ -82,8 +80,8 @@ def test_fit_test_and_predict(configuration, fitted, tmp_path, data):
     # The same images as one's own give the same, but for labels that nobody says. The file of the data is transposed.
     np.savez(tmp_path / "own.npz", images=test_images.transpose(0, 2, 1))
     run_experiment(["predict", "--folder", str(tmp_path / "again"), "--images", str(tmp_path / "own.npz")])
-    with (tmp_path / "again" / "predictions.csv").open() as file:
-        assert list(csv.DictReader(file)) == [{k: v for k, v in p.items() if k != "label"} for p in predictions]
+    unlabelled = [{k: v for k, v in p.items() if k != "label"} for p in predictions]
+    assert rows(tmp_path / "again", "predictions.csv") == unlabelled
 
     # Without a configuration they take that of the folder, which is the same one.
     before = (folder / "predictions.csv").read_bytes()

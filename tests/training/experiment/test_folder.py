@@ -1,6 +1,5 @@
 """A training that is killed at any operation on its files goes on to the same end, and leaves nothing behind."""
 
-import csv
 import os
 import random
 import signal
@@ -12,7 +11,7 @@ import torch
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import command
 from escnn_attention.training.experiment.checkpoints import read_checkpoint
-from tests.training.experiment.runs import SHORT, call, files, of
+from tests.training.experiment.runs import SHORT, call, files, of, rows
 
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.chmod", "shutil.rmtree"}
 EPOCHS = 3
@@ -48,11 +47,10 @@ def fit(folder, kill_at, said):
 
 def end(folder):
     """What is left of a training: weights, rows without times, names of files."""
-    with (folder / "epochs.csv").open(encoding="utf-8") as file:
-        rows = [{k: v for k, v in row.items() if k not in ("seconds", "memory")} for row in csv.DictReader(file)]
+    timeless = [{k: v for k, v in row.items() if k not in ("seconds", "memory")} for row in rows(folder)]
     checkpoints = {name: read_checkpoint(folder / name) for name in ("last.ckpt", "best.ckpt")}
     weights = {f"{name} {k}": v for name, content in checkpoints.items() for k, v in content["state_dict"].items()}
-    return weights, rows, sorted(path.name for path in folder.iterdir())
+    return weights, timeless, sorted(path.name for path in folder.iterdir())
 
 
 def finished(folder):
@@ -76,7 +74,7 @@ def after_kills(fork, folder, draw=None, sample=None):
 
     operations = train(folder / "whole")
     assert operations > 4 * EPOCHS
-    weights, rows, names = end(folder / "whole")
+    weights, timeless, names = end(folder / "whole")
     points = range(1, operations + 1)
     wrong, seen = [], []
     for point in points if sample is None else sorted(draw.sample(points, sample)):
@@ -91,7 +89,7 @@ def after_kills(fork, folder, draw=None, sample=None):
         found, found_rows, found_names = end(run)
         if found.keys() != weights.keys() or not all(torch.equal(found[name], weights[name]) for name in weights):
             wrong.append(f"{point}: other weights")
-        if found_rows != rows:
+        if found_rows != timeless:
             wrong.append(f"{point}: other rows")
         if found_names != names:
             wrong.append(f"{point}: other files, {found_names}")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import json
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ import yaml
 from escnn import gspaces
 
 from escnn_attention import CudaGraphs
-from escnn_attention.models import HamiltonianNetwork, PointTransformer, SymmetricTensors
+from escnn_attention.models import HamiltonianNetwork, PointTransformer
 from escnn_attention.training import (
     Clouds,
     PointClassifier,
@@ -24,7 +23,7 @@ from escnn_attention.training import (
 )
 from escnn_attention.training.data.clouds.springs import energy
 from escnn_attention.training.errors import UserError
-from tests.training.experiment.runs import call, of, write_task
+from tests.training.experiment.runs import call, of, rows, write_task
 
 POINTS = "escnn_attention.models.PointTransformer"
 SMALL = {"fields": 2, "num_blocks": 1, "num_heads": 1, "attention": {"normalization": "count"}}
@@ -84,21 +83,20 @@ def test_fit_test_and_predict(task, tmp_path):
             call("predict", file, folder)
         return
     call("predict", file, folder)
-    with (folder / "predictions.csv").open() as lines:
-        rows = list(csv.DictReader(lines))
+    predicted = rows(folder, "predictions.csv")
     if task == "point-forecast":
-        assert [int(row["body"]) for row in rows] == list(range(30))
-        assert rows[0].keys() == {"body", "x0", "x1", "x2", "true_x0", "true_x1", "true_x2"}
-        squares = [(float(row[f"x{j}"]) - float(row[f"true_x{j}"])) ** 2 for row in rows for j in range(3)]
+        assert [int(row["body"]) for row in predicted] == list(range(30))
+        assert predicted[0].keys() == {"body", "x0", "x1", "x2", "true_x0", "true_x1", "true_x2"}
+        squares = [(float(row[f"x{j}"]) - float(row[f"true_x{j}"])) ** 2 for row in predicted for j in range(3)]
         assert sum(squares) / len(squares) == pytest.approx(result["error"], rel=1e-4)
         return
-    assert [int(row["cloud"]) for row in rows] == list(range(6))
+    assert [int(row["cloud"]) for row in predicted] == list(range(6))
     if task == "point-regression":
-        errors = [abs(float(row["target0"]) - float(row["true_target0"])) for row in rows]
+        errors = [abs(float(row["target0"]) - float(row["true_target0"])) for row in predicted]
         assert sum(errors) / len(errors) == pytest.approx(result["error"], rel=1e-4)
     else:
-        assert rows[0].keys() >= {"3_class", "3_label", "3_p2"}
-        right = [row[f"{t}_class"] == row[f"{t}_label"] for row in rows for t in range(4)]
+        assert predicted[0].keys() >= {"3_class", "3_label", "3_p2"}
+        right = [row[f"{t}_class"] == row[f"{t}_label"] for row in predicted for t in range(4)]
         assert sum(right) / len(right) == pytest.approx(result["accuracy"])
 
 
@@ -321,30 +319,16 @@ def test_networks_get_the_features_of_pairs():
 
 def test_bad_arguments():
     network = PointTransformer(gspaces.rot2dOnR2(3), 2, 1, fields=2, num_blocks=1, num_heads=1)
-    with pytest.raises(ValueError, match="loss: got 'l3'"):
-        PointRegression(network, loss="l3")
-    with pytest.raises(ValueError, match="schedule"):
-        PointRegression(network, schedule="linear")
-    with pytest.raises(TypeError, match=r"network: .*HamiltonianNetwork"):
-        PointDynamics(network)
-    dynamics = PointDynamics(HamiltonianNetwork(network))
-    with pytest.raises(ValueError, match="step: got None"):
-        dynamics(batch(torch.ones(3), torch.randn(7, 3, 2, 2)))
-    with pytest.raises(ValueError, match="step: got -1"):
-        PointDynamics(HamiltonianNetwork(network), step=-1)
-    with pytest.raises(ValueError, match="step: got -1"):
-        PointForecast(network, step=-1)
-    with pytest.raises(ValueError, match="point_targets: got None"):
-        PointForecast(network, step=1.0)(batch(torch.ones(3)))
-    with pytest.raises(ValueError, match="point_targets: got None"):
-        dynamics(batch(torch.ones(3)))
-
-
-def test_a_tensor_network_turns_with_its_input():
-    network = PointTransformer(gspaces.rot2dOnR2(4), 2, "symmetric tensor", fields=2, num_blocks=1, num_heads=1)
-    module = PointRegression(network)
-    clouds = batch(torch.zeros(3, 2, 2))
-    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
-    other = clouds._replace(coords=clouds.coords @ turn.T)
-    torch.testing.assert_close(module(other), turn @ module(clouds) @ turn.T)
-    assert SymmetricTensors(2).from_matrices(module(clouds)).shape == (3, 3)
+    dynamics, forecast = PointDynamics(HamiltonianNetwork(network)), PointForecast(network, step=1.0)
+    for make, error, message in (
+        (lambda: PointRegression(network, loss="l3"), ValueError, "loss: got 'l3'"),
+        (lambda: PointRegression(network, schedule="linear"), ValueError, "schedule"),
+        (lambda: PointDynamics(network), TypeError, "network: .*HamiltonianNetwork"),
+        (lambda: PointDynamics(dynamics.network, step=-1), ValueError, "step: got -1"),
+        (lambda: PointForecast(network, step=-1), ValueError, "step: got -1"),
+        (lambda: dynamics(batch(torch.ones(3), torch.randn(7, 3, 2, 2))), ValueError, "step: got None"),
+        (lambda: dynamics(batch(torch.ones(3))), ValueError, "point_targets: got None"),
+        (lambda: forecast(batch(torch.ones(3))), ValueError, "point_targets: got None"),
+    ):
+        with pytest.raises(error, match=message):
+            make()

@@ -18,20 +18,12 @@ from escnn_attention import (
     PoseAttention,
     QuadraticEncoding,
     RotaryEncoding,
+    models,
 )
-from escnn_attention.models import (
-    CNN,
-    AllCNNC,
-    GroupCNN,
-    GroupDenseNet,
-    GSANet,
-    HamiltonianNetwork,
-    HybridNet,
-    PointTransformer,
-    ResNet44,
-)
+from escnn_attention.models import CNN, HybridNet, PointTransformer
 from escnn_attention.training import Classifier, Digits, PointRegression, Springs
 from escnn_attention.training.modules.scheduled import AveragedWeights, Mean, decayed_parameters, parameter_groups
+from tests.layers import CASES
 
 
 def test_weighted():
@@ -235,23 +227,16 @@ def sequence():
 
 
 NETWORKS = {
-    "GSA-Net": lambda: GSANet(C2, 1, 3, channels=6, blocks=(1,), num_heads=2, kernel_size=3),
-    "hybrid": lambda: hybrid(None),
+    **{name: case.make for name, case in CASES.items() if hasattr(models, name) and name != "VisionTransformer"},
     "hybrid, Fourier": lambda: hybrid(FourierEncoding(3)),
     "hybrid, rotary": lambda: hybrid(RotaryEncoding()),
     "hybrid, quadratic": lambda: hybrid(QuadraticEncoding()),
     "hybrid, convolutional": lambda: hybrid(ConvolutionalEncoding(FourierEncoding(3))),
     "attention alone": lambda: HybridNet(C2, 1, 3, widths=(4,), convolutions=(1,), attention=(1,), stem={}),
     "CNN": lambda: CNN(1, 3, widths=(2,), convolutions=(1,), features=2),
-    "p4-CNN": lambda: GroupCNN(C2, 1, 3, width=2, convolutions=(1, 1)),
-    "α-p4-CNN": lambda: GroupCNN(C2, 1, 3, width=2, convolutions=(1, 1), attention="full"),
-    "All-CNN-C": lambda: AllCNNC(C2, 3, 10, width=2),
-    "ResNet44": lambda: ResNet44(C2, 3, 10, width=(1, 1, 1), blocks=1),
-    "DenseNet": lambda: GroupDenseNet(C2, 3, 2, width=1, blocks=1),
     "clouds": lambda: PointTransformer(C2, 2, 3, head={"batch_norm": True}, **POINTS),
     "clouds, kernel": lambda: PointTransformer(C2, 2, "vector", encoding=PairKernel(), **POINTS),
     "clouds, convolved": lambda: PointTransformer(C2, 2, 3, attention={"kernel_features": 3}, **POINTS),
-    "Hamiltonian": lambda: HamiltonianNetwork(PointTransformer(C2, 2, 1, **POINTS)),
     "layers": sequence,
 }
 
