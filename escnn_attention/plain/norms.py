@@ -125,11 +125,9 @@ class LayerNorm(ExactBuffers):
 
     def _affine(self, y: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The scale of each field, and the shift."""
-        if self.weight is not None:
-            y = y * self.weight.index_select(0, self.field).to(y.dtype).view(shape)
-        if self.bias is not None:
-            y = y + (self.invariants @ self.bias).to(y.dtype).view(shape)
-        return y
+        weight, bias = self._of_channels(y, 1)
+        y = y if weight is None else y * weight.view(shape)
+        return y if bias is None else y + bias.view(shape)
 
     def _in_groups(self, y: Tensor, group: Tensor) -> Tensor:
         """The norm with statistics of each group of fields."""
