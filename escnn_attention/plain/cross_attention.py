@@ -27,12 +27,7 @@ from escnn_attention.geometry.windows import Window
 from escnn_attention.plain.cutoff import Cutoff
 from escnn_attention.plain.point_attention import SeenFromPoses, maps_of_points
 from escnn_attention.plain.projections import AttentionMode, FromPoses, GroupTables, Scalars, ScoredHeads, ToPoses
-from escnn_attention.plain.self_attention import (
-    fields_of,
-    hidden,
-    maps_of,
-    rows_of,
-)
+from escnn_attention.plain.self_attention import fields_of, hidden, maps_of, rows_of
 
 MOST_STEPS = 16
 """The largest spacing of two grids, in the unit that both have."""

@@ -248,9 +248,9 @@ class PoseWaves(ExactBuffers):
 
     inverse_action: Tensor
 
-    def __init__(self, frequencies: int, inverse_action: np.ndarray, scale: float = 1.0):
+    def __init__(self, frequencies: int, inverse_action: np.ndarray):
         super().__init__()
-        self.frequencies = Parameter(scale * torch.randn(frequencies, inverse_action.shape[-1]))
+        self.frequencies = Parameter(torch.randn(frequencies, inverse_action.shape[-1]))
         self.register_exact("inverse_action", inverse_action)
 
     def forward(self, coords: Tensor) -> Tensor:
