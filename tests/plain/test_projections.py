@@ -50,27 +50,29 @@ def from_poses(field_type, fields, *, bias=False, **options):
     ).double()
 
 
-def read(projection, size):
-    """The matrix of a map to poses, rows in the order of escnn's channels."""
+def both_ways(field_type, bias=False, **options):
+    """Projections to two regular fields and from them, each with its types of input and output."""
+    poses = spaces.regular(field_type.gspace, 2)
+    return (
+        (to_poses(field_type, 2, bias=int(bias), **options), field_type, poses),
+        (from_poses(field_type, 2, bias=bias, **options), poses, field_type),
+    )
+
+
+def matrix_of(projection, in_type):
+    """The matrix of the map of escnn's channels."""
+    module, basis = PoseLinear(projection, projection.order), torch.eye(in_type.size, dtype=torch.float64)[None]
     with torch.no_grad():
-        out = projection(torch.eye(size, dtype=torch.float64)[None]) - projection(torch.zeros(1, 1, size).double())
-        return out[0, 0].permute(2, 1, 0).flatten(0, 1).numpy()
+        return (module(basis) - module(torch.zeros_like(basis)))[0].numpy()
 
 
-def written(projection, fields, order):
-    """The matrix of a map from poses, columns in the order of escnn's channels."""
-    basis = torch.eye(fields * order, dtype=torch.float64).view(1, -1, fields, order).transpose(-1, -2).unsqueeze(0)
-    with torch.no_grad():
-        return (projection(basis) - projection(torch.zeros_like(basis)))[0].T.numpy()
-
-
-def span(projection, matrix):
+def span(projection, in_type):
     """The matrices of all weights with one entry of one, flat, one a row."""
     rows = []
     for i in range(projection.weight.numel()):
         with torch.no_grad():
             projection.weight.zero_().view(-1)[i] = 1
-        rows.append(matrix(projection).ravel())
+        rows.append(matrix_of(projection, in_type).ravel())
     return np.stack(rows)
 
 
@@ -87,7 +89,8 @@ def intertwiners(in_type, out_type):
     return vh[np.concatenate([s, np.zeros(n * m - len(s))]) < 1e-9 if len(s) < n * m else s < 1e-9]
 
 
-def check_intertwines(matrix, in_type, out_type):
+def check_intertwines(projection, in_type, out_type):
+    matrix = matrix_of(projection, in_type)
     for g in in_type.fibergroup.elements:
         left = matrix @ np.asarray(in_type.representation(g))
         right = np.asarray(out_type.representation(g)) @ matrix
@@ -97,11 +100,8 @@ def check_intertwines(matrix, in_type, out_type):
 @pytest.mark.sampled(8)
 @every_gspace
 def test_both_directions_intertwine(make):
-    gspace = make()
-    field_type, poses = rich_type(gspace), spaces.regular(gspace, 2)
-    check_intertwines(read(to_poses(field_type, 2, bias=1), field_type.size), field_type, poses)
-    matrix = written(from_poses(field_type, 2, bias=True), 2, gspace.fibergroup.order())
-    check_intertwines(matrix, poses, field_type)
+    for projection, *types in both_ways(rich_type(make()), bias=True):
+        check_intertwines(projection, *types)
 
 
 def rank(matrix):
@@ -111,14 +111,9 @@ def rank(matrix):
 @pytest.mark.parametrize("name", ["trivial", "flip", "C3", "C4", "D3", "dihedral 3D", "conical"])
 def test_both_directions_are_complete(name):
     """As many independent maps as parameters, and they are all the equivariant ones."""
-    gspace = GSPACES[name]()
-    field_type, poses = rich_type(gspace), spaces.regular(gspace, 2)
-    order = gspace.fibergroup.order()
-    for projection, matrix, types in (
-        (to_poses(field_type, 2), lambda p: read(p, field_type.size), (field_type, poses)),
-        (from_poses(field_type, 2), lambda p: written(p, 2, order), (poses, field_type)),
-    ):
-        made, all_maps = span(projection, matrix), intertwiners(*types)
+    field_type = rich_type(GSPACES[name]())
+    for projection, *types in both_ways(field_type):
+        made, all_maps = span(projection, types[0]), intertwiners(*types)
         assert rank(made) == len(made) == len(all_maps) == 2 * field_type.size
         assert rank(np.concatenate([made, all_maps])) == len(made)
 
@@ -134,30 +129,20 @@ def test_fields_of_one_representation_may_lie_apart(make):
     )
     n, r = last.size, regular.size
     order = [*range(n), *range(2 * n, 2 * n + r + 1), *range(n, 2 * n)]  # of sorted channels, as they lie apart
-    for make_projection in (to_poses, from_poses):
-        one, other = make_projection(apart, 2), make_projection(sorted_, 2)
+    for (one, in_type, _), (other, *_) in zip(both_ways(apart), both_ways(sorted_), strict=True):
         with torch.no_grad():
             one.weight.copy_(other.weight[:, order])
-        if make_projection is to_poses:
-            np.testing.assert_allclose(read(one, apart.size), read(other, apart.size)[:, order], atol=1e-12)
-        else:
-            matrix = written(other, 2, gspace.fibergroup.order())
-            np.testing.assert_allclose(written(one, 2, gspace.fibergroup.order()), matrix[order], atol=1e-12)
+        matrix = matrix_of(other, in_type)
+        expected = matrix[:, order] if in_type is apart else matrix[order]
+        np.testing.assert_allclose(matrix_of(one, in_type), expected, atol=1e-12)
 
 
 @every_gspace
 def test_pointwise_leaves_the_poses_alone(make):
-    gspace = make()
-    order = gspace.fibergroup.order()
-    in_type = spaces.regular(gspace, 3)
-    projection = to_poses(in_type, 2, kind="pointwise", bias=2)
-    assert projection.weight.shape == (2, 3)
-    expected = np.kron(projection.weight.detach().numpy(), np.eye(order))
-    np.testing.assert_allclose(read(projection, in_type.size), expected, atol=1e-12)
-    projection = from_poses(in_type, 2, kind="pointwise", bias=True)
-    assert projection.weight.shape == (3, 2)
-    expected = np.kron(projection.weight.detach().numpy(), np.eye(order))
-    np.testing.assert_allclose(written(projection, 2, order), expected, atol=1e-12)
+    for projection, in_type, out_type in both_ways(spaces.regular(make(), 3), kind="pointwise", bias=True):
+        assert projection.weight.shape == (len(out_type), len(in_type))
+        expected = np.kron(projection.weight.detach().numpy(), np.eye(projection.order))
+        np.testing.assert_allclose(matrix_of(projection, in_type), expected, atol=1e-12)
 
 
 @pytest.mark.sampled
@@ -187,14 +172,8 @@ def test_biases_are_invariant(make, kind):
 
 @pytest.mark.parametrize("made", [torch.float32, torch.bfloat16])
 def test_exact_after_a_change_of_precision(made):
-    gspace = gspaces.flipRot2dOnR2(3, axis=0.2)
-    field_type = rich_type(gspace)
-    for projection in to_poses(field_type, 2), from_poses(field_type, 2, bias=True):
-        projection.to(made).double()
-        if isinstance(projection, ToPoses):
-            check_intertwines(read(projection, field_type.size), field_type, spaces.regular(gspace, 2))
-        else:
-            check_intertwines(written(projection, 2, 6), spaces.regular(gspace, 2), field_type)
+    for projection, *types in both_ways(rich_type(gspaces.flipRot2dOnR2(3, axis=0.2)), bias=True):
+        check_intertwines(projection.to(made).double(), *types)
 
 
 @pytest.mark.parametrize("kind", ["group", "pointwise"])
