@@ -12,7 +12,6 @@ from escnn_attention.plain.dilation import scaled_window
 from tests.layers import drawn
 from tests.nn.scales import group, lifting
 from tests.plain.loops import written_out
-from tests.spaces import PLANE, random_field
 
 
 def positions(window, shape=(1, 1)):
@@ -124,15 +123,3 @@ def test_agrees_with_plain_loops(base, options, query):
         rtol=1e-9,
         atol=1e-11,
     )
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("backend", ["reference", "blocked", "native", "dense"])
-@pytest.mark.parametrize("make", [lifting, group])
-def test_every_backend(make, backend):
-    for encoding in ("mlp", "fourier", "rotary"):
-        torch.manual_seed(0)
-        layer, other = (make(PLANE["C4"](), encoding=encoding, backend=b) for b in (backend, "blocked"))
-        other.load_state_dict(layer.state_dict())
-        x = random_field(layer.in_type, 6, 6, batch=1)
-        torch.testing.assert_close(layer(x).tensor, other(x).tensor, rtol=1e-10, atol=1e-11)
