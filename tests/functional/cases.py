@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from escnn_attention.functional import BACKENDS, ON_GRIDS, PositionalBias, Waves
+from escnn_attention.functional import BACKENDS, ON_GRIDS, PositionalBias, Waves, attention
 from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
@@ -136,13 +136,21 @@ def in_threads(numbers, function):
     return found
 
 
-def assert_independent(draw, rate, keys, of_neighbours=0.05):
-    """Outputs ``(M, B, H, *space)`` of a draw are means of so many independent numbers, each 0 or 1 / (1 - rate)."""
-    inside, again = draw(), draw()
-    variance = rate / (1 - rate) / keys
-    assert abs(inside.mean().item() - 1) < 5 * (variance / inside.numel()) ** 0.5
-    assert inside.var().item() == pytest.approx(variance, rel=0.06)
-    flat = (inside - inside.mean()).flatten(3)
+def assert_independent(backend, grid, poses, channels, query, rate, dtype=torch.float32, of_neighbours=0.05):
+    """Equal scores over n keys of value 1 give means of n independent numbers, each 0 or 1 / (1 - rate)."""
+    copies, margin = poses if query == "all" else 1, grid.window.kernel_size // 2
+    q, k, v = torch.zeros(3, 2, 2, grid.num_positions, poses, channels, dtype=dtype)
+    inside = (..., *len(grid.shape) * [slice(margin, -margin)])
+
+    def draw():
+        out = attention(q, k, v + 1, grid, PositionalBias(poses), query=query, dropout=rate, backend=backend) / copies
+        return out[..., 0].transpose(2, 3).unflatten(-1, grid.shape)[inside]
+
+    found, again = draw(), draw()
+    variance = rate / (1 - rate) / (copies * poses * len(grid.offsets))
+    assert abs(found.mean().item() - 1) < 5 * (variance / found.numel()) ** 0.5
+    assert found.var().item() == pytest.approx(variance, rel=0.06)
+    flat = (found - found.mean()).flatten(3)
     draws = {
         "neighbours": (flat[..., 1:], flat[..., :-1], of_neighbours),
         "heads": (flat[0], flat[1], 0.05),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from escnn_attention.functional import BACKENDS, ON_GRIDS, Backend, PositionalBias, attention, registry, working_memory
-from escnn_attention.functional.grid import dense, portable, triton
+from escnn_attention.functional.grid import dense, triton
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
 from tests.functional.cases import assert_same, case, changed, leaves, outputs_and_gradients
@@ -157,16 +157,6 @@ def test_results_are_the_same_also_when_the_bound_ends_before_the_backward_pass(
         out = attention(*tensors, grid, terms, query=query, backend=backend)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert_same(torch.autograd.grad((out * weight).sum(), tensors), expected[1:4])
-
-
-def test_bounds_the_chunks(monkeypatch):
-    sizes = []
-    softmax = torch.Tensor.softmax
-    monkeypatch.setattr(torch.Tensor, "softmax", lambda t, *a, **k: (sizes.append(t.numel()), softmax(t, *a, **k))[1])
-    tensors, grid, terms = case(2, 2, 2, (12, 12), Window(3), {"spatial"})
-    with working_memory(8 * 4 * 3000):
-        attention(*tensors, grid, terms, backend="blocked")
-    assert 0 < max(sizes) <= 3000 < portable.SCORES_PER_CHUNK
 
 
 def test_what_cannot_be_allocated_is_refused_at_once(monkeypatch):

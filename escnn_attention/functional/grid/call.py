@@ -252,12 +252,7 @@ class GridLoop:
 
     Args:
         backend: its name.
-        forward_pass: gives the output ``(M, B, N, |H|, C)``, and numbers that the backward pass needs.
-        backward_pass: from the arguments, the gradient of the output, the output and those numbers to the gradients of
-            the leaves, None for those that there are not.
-        empty: room for the output and those numbers.
-        plainly: the output by operations that autograd looks through.
-        packaged: the output as an operator in a package, where there is one.
+        passes: they keep the output for the backward pass, and give ``(M, B, N, |H|, C)``.
         laid_out: queries, keys or values as the passes need them in memory; None where they lie so.
         keeps_half: whether the passes take half precision; else they get single precision in its place.
     """
@@ -265,24 +260,12 @@ class GridLoop:
     def __init__(
         self,
         backend: str,
-        forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]],
-        backward_pass: Callable[[Arguments, Tensor, Tensor, Tensor], list[Tensor | None]],
-        empty: Callable[[Arguments], tuple[Tensor, Tensor]],
-        plainly: Callable[[Arguments], Tensor],
-        packaged: Callable[[Arguments], Tensor] | None = None,
+        passes: Passes[Arguments],
         laid_out: Callable[[Tensor], Tensor] | None = None,
         keeps_half: bool = False,
     ):
-        def backward(
-            arguments: Arguments, grad: Tensor, out: Tensor | None, sums: Tensor, _: list[bool]
-        ) -> list[Tensor | None]:
-            assert out is not None
-            return backward_pass(arguments, grad, out, sums)
-
-        passes = Passes(
-            *(forward_pass, backward, empty, plainly, packaged), keeps_output=True, backend=backend, instead="blocked"
-        )
         self.laid_out, self.keeps_half = laid_out, keeps_half
+        passes = replace(passes, keeps_output=True, backend=backend, instead="blocked")
         self.operator = Operator(backend, Arguments, _LEAVES, passes)
 
     def __call__(self, call: GridCall, chunk: int) -> Tensor:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from operator import itemgetter
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.exporting.packaged import PackagedLoop
-from escnn_attention.functional.autograd import PRECISE, exactly, needs_operators
+from escnn_attention.functional.autograd import PRECISE, Passes, exactly, needs_operators
 from escnn_attention.functional.grid.call import Arguments, GridCall, GridLoop, PositionalBias
 from escnn_attention.functional.grid.portable import plainly
 from escnn_attention.functional.native.arguments import Array, Kernel, num_threads
@@ -311,7 +311,7 @@ def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
     return out, sums
 
 
-def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
+def _backward_pass(call: Arguments, grad: Tensor, out: Tensor | None, sums: Tensor, *_: Any) -> list[Tensor | None]:
     arguments = _prepared(call)
     grad_q, grad_k, grad_v = map(torch.empty_like, (arguments.q, arguments.k, arguments.v))
     tables = [
@@ -334,4 +334,4 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
     return [grad_q, grad_k, grad_v, grad_spatial, grad_pose, grad_cos, grad_sin, grad_readout]
 
 
-_loop = GridLoop("native", _forward_pass, _backward_pass, _empty, plainly, _packaged)
+_loop = GridLoop("native", Passes(_forward_pass, _backward_pass, _empty, plainly, _packaged))

@@ -20,6 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from escnn_attention.functional.autograd import Passes
 from escnn_attention.functional.grid import triton_tiles, triton_windows
 from escnn_attention.functional.grid.call import GridCall, GridLoop
 from escnn_attention.functional.grid.portable import plainly
@@ -91,18 +92,12 @@ def _products_per_chunk(device: torch.device, number_size: int) -> int:
 
 _loop = GridLoop(
     "triton",
-    triton_windows.forward_pass,
-    triton_windows.backward_pass,
-    triton_windows.room,
-    plainly,
+    Passes(triton_windows.forward_pass, triton_windows.backward_pass, triton_windows.room, plainly),
     laid_out=positions_side_by_side,
 )
 _tiles = GridLoop(
     "triton_tiles",
-    triton_tiles.forward_pass,
-    triton_tiles.backward_pass,
-    triton_tiles.room,
-    plainly,
+    Passes(triton_tiles.forward_pass, triton_tiles.backward_pass, triton_tiles.room, plainly),
     laid_out=triton_tiles.laid_out,
     keeps_half=True,
 )

@@ -172,8 +172,9 @@ def forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
     return out, sums
 
 
-def backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
+def backward_pass(call: Arguments, grad: Tensor, out: Tensor | None, sums: Tensor, *_: Any) -> list[Tensor | None]:
     """The gradients of the leaves."""
+    assert out is not None
     grads = {"grad_q": room_for(call.q), "grad_k": room_for(call.k), "grad_v": room_for(call.v)}
     vectors = {"q": call.q, "k": call.k, "v": call.v, "out": out, "grad": laid_out(grad.to(out.dtype)), **grads}
     table, means, of_tables = _table(call), torch.empty_like(sums), []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,8 +92,9 @@ def forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
     return out, sums
 
 
-def backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
+def backward_pass(call: Arguments, grad: Tensor, out: Tensor | None, sums: Tensor, *_: Any) -> list[Tensor | None]:
     """The gradients of the leaves."""
+    assert out is not None
     vectors = _vectors(q=call.q, k=call.k, v=call.v, grad=grad)
     inputs = {**vectors, **_tables(call)}
     grad_q, grad_k, grad_v = (torch.empty_like(vectors[name]) for name in ("q", "k", "v"))

@@ -413,58 +413,13 @@ def test_scores_of_any_size(query, size):
     assert all((a - b).norm() <= 1e-8 * b.norm() + 1e-12 * largest for a, b in zip(got, expected, strict=True))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize(
-    ("window", "kinds"),
-    [
-        (Window(3), {"spatial", "pose"}),
-        (Window(), {"spatial", "pose"}),
-        (Window(), {"waves", "pose"}),
-        (Window(), {"waves"}),
-        (Window(), {"pose"}),
-        (Window(), set()),
-    ],
-)
-@pytest.mark.slow
-def test_first_and_second_derivatives(query, window, kinds):
-    tensors, grid, terms = case(2, 2, 2, (2, 2), window, kinds, heads=1, channels=1, batch=1)
-
-    def function(q, k, v, *_):
-        return attention(q, k, v, grid, terms, query=query, backend="native")
-
-    inputs = tuple(leaves(tensors, terms))
-    assert torch.autograd.gradcheck(function, inputs)
-    assert torch.autograd.gradgradcheck(function, inputs)
-
-
-@pytest.mark.parametrize(("window", "kinds"), [(Window(3), {"spatial"}), (Window(), {"waves"}), (Window(), set())])
-@pytest.mark.slow
-def test_dropout_drops_probabilities_and_keeps_the_mean(window, kinds):
-    torch.manual_seed(0)
-    (q, k, v), grid, terms = case(1, 1, 1, (2, 2), window, kinds, heads=1, batch=1)
-    plain = attention(q, k, v, grid, terms, backend="reference")
-    draws = torch.stack([attention(q, k, v, grid, terms, dropout=0.5, backend="native").detach() for _ in range(800)])
-    assert draws.std(0).min() > 0
-    torch.testing.assert_close(draws.mean(0), plain.detach(), atol=0.3, rtol=0)
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropout_drops_at_its_rate_and_independently(rate, query, dtype):
-    """Equal scores over n keys of value 1: the mean of n independent draws, each 0 or 1 / (1 - rate)."""
     torch.manual_seed(0)
-    positions, keys = 30 * 30, 4 * 49 * (4 if query == "all" else 1)
-    q, k, v = (torch.zeros(2, 2, positions, 4, 3, dtype=dtype) for _ in range(3))
-    grid = Grid((30, 30), Window(7))
-
-    def draw():
-        out = attention(q, k, v + 1, grid, PositionalBias(4), query=query, dropout=rate, backend="native")
-        return (out / (4 if query == "all" else 1))[..., 0].transpose(2, 3).unflatten(-1, (30, 30))[..., 3:-3, 3:-3]
-
-    assert_independent(draw, rate, keys, of_neighbours=0.03)
+    assert_independent("native", Grid((30, 30), Window(7)), 4, 3, query, rate, dtype, of_neighbours=0.03)
 
 
 def test_a_dilation_beyond_the_grid_costs_nothing():

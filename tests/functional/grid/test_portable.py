@@ -6,13 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.functional import BACKENDS, ON_GRIDS, PositionalBias, attention
+from escnn_attention.functional import BACKENDS, ON_GRIDS, attention, working_memory
 from escnn_attention.functional.grid import dense, native, portable
 from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Window
-from tests.functional.cases import assert_same, call_of, case, cases, outcome, outputs_and_gradients
+from tests.functional.cases import assert_same, call_of, case, cases, leaves, outcome, outputs_and_gradients
 
 
 @given(cases(max_side=3), st.sampled_from([1, 50, 1000, 2**22]), st.sampled_from([1, 50, 1000, 2**19]))
@@ -31,24 +31,40 @@ def test_agrees_with_the_reference_in_chunks_of_any_size(arguments, scores, of_i
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.sampled(2)
+LOOPS = ["blocked", *(["native"] if native.why_not_built(torch.float64) is None else [])]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("backend", LOOPS)
 @pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize("terms", [{"spatial", "pose"}, {"spatial", "pose", "absolute"}], ids=["relative", "absolute"])
+@pytest.mark.parametrize(
+    ("window", "kinds"),
+    [
+        (Window(3), {"spatial", "pose"}),
+        (Window(3), {"spatial", "pose", "absolute"}),
+        (Window(), {"spatial", "pose"}),
+        (Window(), {"waves", "pose"}),
+        (Window(), {"waves"}),
+        (Window(), {"pose"}),
+        (Window(), set()),
+    ],
+)
 @pytest.mark.slow
-def test_gradients_numerically(monkeypatch, query, terms):
+def test_first_and_second_derivatives(monkeypatch, backend, query, window, kinds):
     monkeypatch.setattr(portable, "SCORES_PER_CHUNK", 20)
-    (q, k, v), grid, terms = case(2, 2, 2, (2, 2), Window(3), terms, heads=1, channels=1, batch=1)
+    tensors, grid, terms = case(2, 2, 2, (2, 2), window, kinds, heads=1, channels=1, batch=1)
 
-    def function(q, k, v, spatial, pose):
-        return attention(
-            q, k, v, grid, PositionalBias(2, spatial, pose, terms.absolute), query=query, backend="blocked"
-        )
+    def function(q, k, v, *_):
+        return attention(q, k, v, grid, terms, query=query, backend=backend)
 
-    assert torch.autograd.gradcheck(function, (q, k, v, terms.spatial, terms.pose))
+    inputs = tuple(leaves(tensors, terms))
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
 
 
-def test_holds_a_bounded_chunk_of_the_scores(monkeypatch):
-    monkeypatch.setattr(portable, "SCORES_PER_CHUNK", 3000)
+@pytest.mark.parametrize("bound", ["of the backend", "of memory"])
+def test_holds_a_bounded_chunk_of_the_scores(monkeypatch, bound):
+    monkeypatch.setattr(portable, "SCORES_PER_CHUNK", 3000 if bound == "of the backend" else 2**22)
     largest = 0
 
     def watch(method):
@@ -64,19 +80,9 @@ def test_holds_a_bounded_chunk_of_the_scores(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "gather", watch(torch.Tensor.gather))
     for window in (Window(), Window(5)):
         tensors, grid, terms = case(2, 2, 2, (8, 8), window, {"spatial", "pose"})
-        attention(*tensors, grid, terms, query="own", backend="blocked").sum().backward()
+        with working_memory(8 * 4 * 3000 if bound == "of memory" else None):
+            attention(*tensors, grid, terms, query="own", backend="blocked").sum().backward()
     assert 0 < largest <= 3000
-
-
-@pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.slow
-def test_second_derivatives(query):
-    (q, k, v), grid, terms = case(2, 2, 2, (2, 2), Window(3), {"spatial"}, heads=1, channels=1, batch=1)
-
-    def function(q, k, v):
-        return attention(q, k, v, grid, terms, query=query, backend="blocked")
-
-    assert torch.autograd.gradgradcheck(function, (q, k, v))
 
 
 @pytest.mark.parametrize(
@@ -100,17 +106,16 @@ def test_dropout_is_the_same_in_the_backward_pass(backend, window, kinds, monkey
     assert not torch.equal(function(v), function(v, 0.0))
 
 
+@pytest.mark.parametrize("backend", ["reference", *LOOPS])
+@pytest.mark.parametrize(("window", "kinds"), [(Window(3), {"spatial"}), (Window(), {"waves"}), (Window(), set())])
 @pytest.mark.slow
-def test_dropout_drops_probabilities_and_keeps_the_mean():
+def test_dropout_drops_probabilities_and_keeps_the_mean(backend, window, kinds):
     torch.manual_seed(0)
-    (q, k, v), grid, terms = case(1, 1, 1, (2, 2), Window(), {"spatial"}, heads=1, batch=1)
-    plain = attention(q, k, v, grid, terms, backend="reference")
-    for backend in ("blocked", "reference"):
-        draws = torch.stack(
-            [attention(q, k, v, grid, terms, dropout=0.5, backend=backend).detach() for _ in range(800)]
-        )
-        assert draws.std(0).min() > 0
-        torch.testing.assert_close(draws.mean(0), plain.detach(), atol=0.3, rtol=0)
+    tensors, grid, terms = case(1, 1, 1, (2, 2), window, kinds, heads=1, batch=1)
+    plain = attention(*tensors, grid, terms, backend="reference")
+    draws = torch.stack([attention(*tensors, grid, terms, dropout=0.5, backend=backend).detach() for _ in range(800)])
+    assert draws.std(0).min() > 0
+    torch.testing.assert_close(draws.mean(0), plain.detach(), atol=0.3, rtol=0)
 
 
 @pytest.mark.parametrize("window", [Window(), Window(5)], ids=["global", "window"])

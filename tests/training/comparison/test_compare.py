@@ -17,7 +17,6 @@ from escnn_attention.training.comparison.compare import (
     configure,
     grid_symmetries,
     load_images,
-    measure_accuracies,
     orient,
     train,
 )
@@ -25,7 +24,6 @@ from escnn_attention.training.comparison.networks import describe_network, gspac
 from escnn_attention.training.data.base import InMemory
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import run_experiment
-from escnn_attention.training.experiment.network import build_described
 from escnn_attention.training.modules.classifier import Classifier
 from tests.training.experiment.runs import rows
 
@@ -190,20 +188,3 @@ def test_orientations(size):
     for image, angle, rotated in zip(torch.from_numpy(images), angles, found["any angle"], strict=True):
         expected = rotate_images(image, angle).clamp(images.min(), images.max())
         np.testing.assert_allclose(rotated, expected, atol=1e-6)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["steerable", "hybrid", "gsa-net"])
-@pytest.mark.slow
-def test_transformed_images_are_recognised_as_well_as_upright_ones(name):
-    torch.manual_seed(0)
-    network = build_described(describe_network(name, "d4", 8, 10, 1_500)).train()
-    with torch.no_grad():  # batch norms see data
-        data = load_images(Settings(limit_test=100))
-        oriented = orient(data, gspace_by_name("d4"))
-        network(oriented["upright"])
-    accuracies = measure_accuracies(network, oriented, data, torch.device("cpu"))
-    assert list(accuracies) == list(oriented)
-    assert len(accuracies) == 9  # upright, seven elements, any angle
-    for element in list(accuracies)[1:-1]:
-        assert accuracies[element] == pytest.approx(accuracies["upright"], abs=1e-6)

@@ -90,12 +90,6 @@ def test_what_happens_to_a_thing_depends_on_its_index_seed_and_epoch_only():
         assert torch.equal(one(images, Draw(range(30), epoch)), random_crops(30, 4, 0)(images, Draw(range(30), epoch)))
 
 
-def test_the_draw_names_its_epoch():
-    sampler = TrainingSampler(20, 10, 0)
-    sampler.set_epoch(4)
-    assert [draw.epoch for draw in sampler] == [4, 4]
-
-
 @given(world_size=st.integers(1, 5), share=st.integers(1, 4), length=st.integers(5, 60))
 def test_every_image_is_evaluated_once(world_size, share, length):
     together = shares(EvaluationSampler, world_size, length, world_size * share)

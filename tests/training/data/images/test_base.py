@@ -120,12 +120,9 @@ def test_training_images_are_rotated_and_no_others():
 @pytest.fixture
 def folder(tmp_path):
     """A rotmnist.npz with 20 images to train, 7 to validate and 9 to test, labelled by their numbers modulo 10."""
-    generator = np.random.default_rng(0)
-    arrays = {}
-    for part, count in (("train", 20), ("valid", 7), ("test", 9)):
-        arrays[f"{part}_images"] = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        arrays[f"{part}_labels"] = np.arange(count) % 10
-    np.savez(tmp_path / "rotmnist.npz", **arrays)
+    arrays = samples.rotmnist(train=20, valid=7, test=9)
+    numbers = {name: np.arange(len(array)) % 10 for name, array in arrays.items() if name.endswith("labels")}
+    np.savez(tmp_path / "rotmnist.npz", **arrays | numbers)
     return tmp_path
 
 
