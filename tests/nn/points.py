@@ -91,10 +91,8 @@ def written_out(
         keys = [(e, j) for e, (j, target) in enumerate(edges.T.tolist()) if target == i]
         for h in range(order):
             for m in range(heads):
-                for t in [h] if core.query == "own" else range(order):
+                for t in [h] if core.query == "own" else range(q.shape[2]):
                     tilde = t if q.shape[2] > 1 else 0
-                    if core.query == "all" and q.shape[2] == 1 and t > 0:
-                        continue
                     scores, values, mass = [], [], []
                     for e, j in keys:
                         for p in range(poses):
@@ -131,8 +129,8 @@ def bias_of(bias, m):
     return 0.0 if bias is None else bias[m]
 
 
-def score(encoding, m, q, k, seen, pose, a, b, group, h, tilde):
-    """Of one key, for one head."""
+def score(encoding, m, q, k, seen, pose=0, a=None, b=None, group=None, h=0, tilde=0):
+    """Of one key, for one head; where both are and in which poses is of absolute encodings."""
     root = math.sqrt(len(q))
 
     def of(table):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -21,6 +22,7 @@ from escnn_attention import (
 )
 from escnn_attention.nn.sphere import Stabiliser
 from escnn_attention.plain.sphere_attention import frames_at
+from tests.nn.points import score
 from tests.nn.spheres import ALL, ROTATIONS, SPACES, error, irrep, mixed, on_sphere, scalars
 from tests.test_copies import saved
 
@@ -73,8 +75,7 @@ def test_the_formula(space, query, lifts, encoding):
     ).double()
     x = on_sphere(in_type, 4)
     measure = torch.rand(4, dtype=torch.float64) + 0.5
-    core, stabiliser = layer.plain, Stabiliser(in_type, 4)
-    group = space.fibergroup
+    core, group = layer.plain, space.fibergroup
     out = torch.zeros(4, mixed(space).size, dtype=torch.float64)
     # Every frame as an element of the group, and the features that it sees.
     frames, seen = [], []
@@ -85,42 +86,26 @@ def test_the_formula(space, query, lifts, encoding):
             q = np.zeros(4)
             q[axis], q[3] = math.sin(angle / 2), math.cos(angle / 2)
             turns.append(group.element(q if space is ROTATIONS else (0, q), "Q"))
-        own = [turns[0] @ turns[1] @ h for h in stabiliser.elements]
+        own = [turns[0] @ turns[1] @ h for h in Stabiliser(in_type, 4).elements]
         frames.append(own)
         seen.append(torch.stack([torch.as_tensor(in_type.representation(~g)) @ features for g in own]))
-    frame_features = torch.stack(seen)  # N, S, size
-    weight = core.project_in.weight  # 3 · C, size
     bias = torch.cat([core.project_in.bias, torch.zeros(2, dtype=torch.float64)])
-    q, v, k = ((frame_features @ weight.T) + bias).unflatten(-1, (3, 2)).unbind(-2)  # N, S, C
-    if lifts:
-        q, v, k = (t[:, :1] for t in (q, v, k))
+    heads = torch.stack(seen) @ core.project_in.weight.T + bias
+    q, v, k = (t[:, : 1 if lifts else 4] for t in heads.unflatten(-1, (3, 2)).unbind(-2))  # N, S, C
     matrices = [[torch.as_tensor(space.basespace_action(g)) for g in own] for own in frames]
-    axes = 0 if lifts else 1 if space is ROTATIONS else 2
-    for i in range(4):
-        for s in range(4):
-            value = torch.zeros(2, dtype=torch.float64)
-            for t in [s] if query == "own" else range(q.shape[1]):
-                scores, values, masses = [], [], []
-                for j in range(4):
-                    for u in range(q.shape[1]):
-                        quotient = matrices[i][s].T @ matrices[j][u]
-                        offset = (quotient[:, 2] - torch.tensor([0, 0, 1.0]).double()) / 0.8
-                        sees = torch.cat([offset, quotient[:, :axes].T.flatten()])
-                        query_vector = q[i, t if q.shape[1] > 1 else 0]
-                        if encoding == "kernel":
-                            a = query_vector.view(1, 1, 1, 1, 1, 2)
-                            b = k[j, u].view(1, 1, 1, 1, 1, 1, 2)
-                            terms = core.encoding.score(a, lambda b=b: b, sees.view(1, 1, 1, 1, 1, -1), None)
-                            scores.append(terms.scores(lambda b=b: b).flatten()[0])
-                        else:
-                            rho = 0.0 if encoding == "none" else core.encoding.offsets(sees)[0]
-                            scores.append(query_vector @ (k[j, u] + rho) / math.sqrt(2))
-                        values.append(v[j, u])
-                        masses.append(measure[j])
-                p = (torch.stack(scores) + torch.stack(masses).log()).softmax(0)
-                value = value + p @ torch.stack(values)
-            read = torch.as_tensor(mixed(space).representation(frames[i][s])) @ (core.project_out.weight.T @ value)
-            out[i] += read / 4
+    axes, poses = 0 if lifts else 1 if space is ROTATIONS else 2, q.shape[1]
+    for i, s in itertools.product(range(4), range(4)):
+        value = torch.zeros(2, dtype=torch.float64)
+        for t in [s] if query == "own" else range(poses):
+            scores, values = [], []
+            for j, u in itertools.product(range(4), range(poses)):
+                quotient = matrices[i][s].T @ matrices[j][u]
+                offset = (quotient[:, 2] - torch.tensor([0, 0, 1.0]).double()) / 0.8
+                sees = torch.cat([offset, quotient[:, :axes].T.flatten()])
+                scores.append(score(core.encoding, 0, q[i, t % poses], k[j, u], sees) + measure[j].log())
+                values.append(v[j, u])
+            value = value + torch.stack(scores).softmax(0) @ torch.stack(values)
+        out[i] += torch.as_tensor(mixed(space).representation(frames[i][s])) @ (core.project_out.weight.T @ value) / 4
     out += core.project_out.invariants @ core.project_out.bias
     torch.testing.assert_close(layer(x, measure=measure).tensor, out, rtol=1e-9, atol=1e-10)
 
