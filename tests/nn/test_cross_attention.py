@@ -24,7 +24,6 @@ from escnn_attention import (
 )
 from escnn_attention.functional import ON_GRIDS
 from escnn_attention.functional.grid import dense, triton
-from escnn_attention.functional.rotate import rotate
 from escnn_attention.geometry.cache import Recording
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
@@ -34,7 +33,7 @@ from escnn_attention.plain.self_attention import fields_of
 from tests import spaces
 from tests.functional.grid.test_dense import Watch
 from tests.layers import CASES, drawn
-from tests.nn.attention import ENCODINGS
+from tests.nn.attention import ENCODINGS, written_out_between
 from tests.nn.points import cloud
 from tests.packages import in_onnx
 from tests.spaces import generators, grid_generators, mixed, random_field, regular, scalars
@@ -260,47 +259,6 @@ def test_self_attention_is_the_case_of_one_set(encoding, size, modes, kind):
     assert (layer(x, x).tensor - own(x).tensor).abs().max() > 1e-6
 
 
-def written_out(layer, heads, ways, envelope=lambda x, y: 1.0):
-    """The output of a layer by its formula, ``(B, N, out)``: a loop over images, heads, queries, poses and keys.
-
-    Args:
-        layer: with an encoding that is added to the keys, or rotary.
-        heads: its queries, keys and values.
-        ways: from numbers of a query and of a key to the offsets in space between them, ``(n, d)``, in the unit of the
-            encoding, which is the mean over them; none for a key that is not seen.
-        envelope: by which the exponential of the score is multiplied.
-    """
-    core, tables = layer.plain, fibers(getattr(layer, "key_type", layer.in_type).gspace)
-    q, k, v = heads
-    batch, number, channels = q.shape[1], q.shape[2], q.shape[-1]
-    encoding, out = core.encoding, q.new_zeros(*q.shape[:3], tables.order, channels)
-    table, rotations = encoding.poses(), encoding.rotations()
-    for m, b, x, h in itertools.product(range(len(q)), range(batch), range(number), range(tables.order)):
-        back = torch.tensor(tables.action[tables.inverse[h]])
-        asking = torch.tensor([h] if core.query == "own" else range(q.shape[3])).unsqueeze(1)
-        alone = core.keys == "own" and k.shape[3] > 1
-        seen = asking == torch.arange(k.shape[3]) if alone else torch.ones(1, k.shape[3], dtype=torch.bool)
-        weights, values = [], []
-        for y in range(k.shape[2]):
-            delta, keys = ways(x, y) @ back.T, k[m, b, y]
-            if not len(delta):
-                continue
-            if table is not None and k.shape[3] > 1:
-                keys = keys + table[m % len(table), tables.quotient[h]]
-            if rotations is not None:
-                keys = rotate(keys, rotations[m] @ delta[0])
-            elif encoding.form is not None:
-                added = encoding.offsets(delta)
-                keys = keys + added[m % len(added)].mean(0)
-            scores = q[m, b, x, asking.squeeze(1)] @ keys.T / math.sqrt(channels)
-            weights.append(seen * envelope(x, y) * scores.exp())
-            values.append(v[m, b, y])
-        if weights:
-            weights = torch.cat(weights, 1)
-            out[m, b, x, h] = (weights / weights.sum(1, keepdim=True) @ torch.cat(values)).sum(0)
-    return core.project(out)
-
-
 def centred(shape, spacing=1):
     """The positions ``(N, d)`` in space relative to the centre."""
     places = torch.tensor(list(itertools.product(*map(range, shape))), dtype=torch.float64)
@@ -318,7 +276,7 @@ def shortest(delta, period):
 
 
 def ways_between(shape, key_shape, size=None, *, one_space=True, causal=False, dilation=1, period=0):
-    """The offsets between the positions of two grids of the same extent, for :func:`written_out`."""
+    """The offsets between the positions of two grids of the same extent, for :func:`written_out_between`."""
     ratio = Fraction(shape[-1], key_shape[-1]) if one_space else Fraction(1)
     step, asked = ratio.numerator, centred(key_shape, ratio.numerator)
     asking = centred(shape, ratio.denominator) if one_space else torch.zeros(math.prod(shape), len(key_shape)).double()
@@ -403,7 +361,7 @@ def test_values_and_gradients_are_those_of_the_formula(name, encoding, modes):
         encoding = "separable"
     layer, (x, y), ways = on_sets(name, encoding, modes)
     inputs = x, y = [t.requires_grad_() for t in (x, y)]
-    expected = fields_of(written_out(layer, of_sets(layer, x, y), ways), x.shape[2:])
+    expected = fields_of(written_out_between(layer, of_sets(layer, x, y), ways), x.shape[2:])
     backends = ["reference", "blocked", "auto"]
     factorises = encoding in ("rotary", "none") or (encoding == "fourier" and "torus" not in name)
     backends += ["dense"] if factorises and layer.plain.window.looks_everywhere else []
@@ -411,7 +369,7 @@ def test_values_and_gradients_are_those_of_the_formula(name, encoding, modes):
     outputs = by_backends(layer, *sets, backends=backends)
     assert_formula(layer, inputs, outputs, expected)
     with torch.no_grad():
-        wrong = fields_of(written_out(layer, of_sets(layer, x, y), lambda i, j: ways(i, j) + 0.2), x.shape[2:])
+        wrong = fields_of(written_out_between(layer, of_sets(layer, x, y), lambda i, j: ways(i, j) + 0.2), x.shape[2:])
         assert encoding == "none" or (outputs[0] - wrong).abs().max() > 1e-5
 
 
@@ -424,7 +382,7 @@ def test_outputs_between_positions_are_those_of_the_formula(options, key_shape, 
     q, k, v = layer.plain.to_heads(x.movedim(1, -1))
     cells = torch.arange(math.prod(key_shape)).view(key_shape).repeat_interleave(2, 0).repeat_interleave(2, 1)
     ways = ways_between(shape, key_shape, size, period=shape[0] if options else 0)
-    expected = fields_of(written_out(layer, (q[:, :, cells.flatten()], k, v), ways), shape)
+    expected = fields_of(written_out_between(layer, (q[:, :, cells.flatten()], k, v), ways), shape)
     assert_formula(layer, [x], by_backends(layer, GeometricTensor(x, fields)), expected)
 
 
@@ -877,7 +835,7 @@ def test_values_and_gradients_between_points_are_those_of_the_formula(name, enco
 
     def expected(turn=0.0):
         ways = lambda i, j: (offset(i, j)[None] + turn)[: int(seen[i, j])] / 1.3  # noqa: E731
-        return written_out(layer, of_sets(layer, a.T[None], b.T[None]), ways, envelope).squeeze(0)
+        return written_out_between(layer, of_sets(layer, a.T[None], b.T[None]), ways, envelope).squeeze(0)
 
     wanted = inputs[:3] if name == "grid of keys" else inputs
     sets = GeometricTensor(a, fields, p), keys
