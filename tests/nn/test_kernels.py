@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 from escnn import gspaces
-from escnn.nn import FieldType, R2Conv, R3Conv
+from escnn.nn import R2Conv, R3Conv
 
 from escnn_attention.groups.fibers import fibers
-from escnn_attention.nn.kernels import complete_basis, kernel_orbits, pose_kernel, poses_of
+from escnn_attention.nn.kernels import complete_basis, kernel_orbits, pose_kernel
 from tests import spaces
 
 SPACES = spaces.PLANE | {n: spaces.VOLUME[n] for n in ("trivial 3D", "mirror", "C4 3D", "C3 3D", "octahedral")}
@@ -85,23 +85,9 @@ def test_the_defaults_of_escnn_are_not_complete():
         assert distance(R2Conv(fields, fields, size, initialize=False), kernel) > 0.01
 
 
-def test_wrong_arguments():
+def test_an_empty_basis_is_refused():
     with pytest.raises(ValueError, match=r"kernel_size: .*is empty"):
         pose_kernel(gspaces.rot2dOnR2(8), 1, 8, 1, 8, 2, gain=1.0)
-    with pytest.raises(ValueError, match=r"basis: .*'auto'"):
-        pose_kernel(gspaces.rot2dOnR2(4), 1, 4, 1, 4, 3, basis="all", gain=1.0)
-
-
-def test_poses_of_a_type():
-    gspace = gspaces.flipRot2dOnR2(3)
-    assert poses_of("in_type", spaces.regular(gspace, 2), "Layer") == 6
-    assert poses_of("in_type", spaces.scalars(gspace, 2), "Layer") == 1
-    both = FieldType(gspace, [gspace.regular_repr, gspace.trivial_repr])
-    with pytest.raises(ValueError, match=r"in_type: .*regular fields only"):
-        poses_of("in_type", both, "Layer")
-    circle = gspaces.rot2dOnR2(-1)
-    with pytest.raises(NotImplementedError, match=r"in_type: .*finite fiber group"):
-        poses_of("in_type", spaces.scalars(circle, 1), "Layer")
 
 
 # ------------------------------------------------------------------------------------------- kernels between poses

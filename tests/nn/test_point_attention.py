@@ -115,24 +115,20 @@ def test_bad_arguments():
     ):
         with pytest.raises(error, match=message):
             PointSelfAttention(fields, fields, **arguments)
-    none = gspaces.no_base_space(space.fibergroup)
-    nowhere = FieldType(none, [none.regular_repr])
-    with pytest.raises(ValueError, match=r"base space.* PointSelfAttention"):
-        PointAttentiveConv(nowhere, nowhere)
-    other = gspaces.rot2dOnR3(4)
-    regular = FieldType(other, [other.regular_repr])
-    with pytest.raises(ValueError, match="plane"):
-        PointSelfAttention(regular, regular, relation=LogPolar())
-    for encoding in ("rotary", "absolute"):
-        with pytest.raises(ValueError, match="PointAttentiveConv"):
-            PointAttentiveConv(fields, fields, encoding=encoding)
-    for arguments in ({"content": "product"}, {"content": "none", "location": "none"}, {"hidden": 0}):
-        with pytest.raises(ValueError, match=next(iter(arguments))[:4]):
-            PairKernel(**arguments)
-    with pytest.raises(ValueError, match="product"):
-        PairKernel("none", combine="product")
-    with pytest.raises(ValueError, match="belongs to a layer"):
-        PointSelfAttention(fields, fields, encoding=PairKernel().bind(2, 1, 2, 4))
+    none, other = gspaces.no_base_space(space.fibergroup), gspaces.rot2dOnR3(4)
+    nowhere, in_space = FieldType(none, [none.regular_repr]), FieldType(other, [other.regular_repr])
+    for message, call in (
+        (r"base space.* PointSelfAttention", lambda: PointAttentiveConv(nowhere, nowhere)),
+        ("plane", lambda: PointSelfAttention(in_space, in_space, relation=LogPolar())),
+        ("PointAttentiveConv got Rotary", lambda: PointAttentiveConv(fields, fields, encoding="rotary")),
+        ("PointAttentiveConv got Absolute", lambda: PointAttentiveConv(fields, fields, encoding="absolute")),
+        ("cont", lambda: PairKernel(content="product")),
+        ("cont", lambda: PairKernel(content="none", location="none")),
+        ("hidd", lambda: PairKernel(hidden=0)),
+        ("product", lambda: PairKernel("none", combine="product")),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 # A periodic box: the space, the sides, and whether the group maps the box onto itself.
