@@ -10,6 +10,8 @@ from tests import spaces
 from tests.layers import redrawn
 from tests.nn.attentive import EXACT, PLANE, VARIANTS, VOLUME, input_of, layer_on
 
+C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
+
 
 def attention_on(field_type, **options):
     """A layer with those of the options that its attention has."""
@@ -28,7 +30,7 @@ def planes(gspace, maps):
 @pytest.mark.parametrize("residual", [True, False])
 def test_the_published_conventions_of_group_layers(residual):
     """C4: both layers of channel attention are sums over the poses, and the spatial map is a group convolution."""
-    module = attention_on(spaces.regular(gspaces.rot2dOnR2(4), 4), residual=residual)
+    module = attention_on(spaces.regular(C4, 4), residual=residual)
     first, second = module.plain.squeeze.weight.view(2, 4, 4), module.plain.excite.weight.view(4, 2, 4)
     psi = module.plain.spatial.weight.view(2, 4, 3, 3)
     x = input_of(module, 6)
@@ -58,7 +60,7 @@ def test_the_published_conventions_of_group_layers(residual):
 
 def test_the_published_conventions_of_images():
     """Scalars for the channel, and the maximum over four turned kernels of dilation 4 for the positions."""
-    image = spaces.scalars(gspaces.rot2dOnR2(4), 1)
+    image = spaces.scalars(C4, 1)
     module = attention_on(image, ratio=1, kernel_size=7, dilation=4)
     assert [tuple(p.shape) for p in module.plain.parameters()] == [(1, 1, 1), (1, 1, 1), (1, 2, 49)]
     w1, w2, psi = (p.detach() for p in module.plain.parameters())
@@ -77,13 +79,13 @@ def test_the_published_conventions_of_images():
 
 @pytest.mark.parametrize(("fields", "ratio", "hidden"), [(48, 16, 3), (96, 16, 6), (11, 5, 2), (3, 16, 1), (10, 1, 10)])
 def test_the_hidden_layer(fields, ratio, hidden):
-    module = FeatureAttention(spaces.scalars(gspaces.rot2dOnR2(4), fields), ratio=ratio, spatial=False)
+    module = FeatureAttention(spaces.scalars(C4, fields), ratio=ratio, spatial=False)
     assert module.plain.squeeze.weight.shape == (hidden, fields, 1)
 
 
 @pytest.mark.parametrize("statistics", ["mean", "max", ("max", "mean")])
 def test_statistics(statistics):
-    module = attention_on(spaces.regular(gspaces.rot2dOnR2(4), 2), statistics=statistics)
+    module = attention_on(spaces.regular(C4, 2), statistics=statistics)
     x = input_of(module)
     assert spaces.grid_error(module, x) < EXACT
     number = 1 if isinstance(statistics, str) else 2
@@ -124,12 +126,11 @@ def test_elements_between_the_points_act_on_the_fibers(make):
     ],
 )
 def test_theorem_1_an_attention_operator_that_is_not_equivariant_breaks_it(layer, part):
-    gspace = gspaces.rot2dOnR2(4)
-    fields = spaces.regular(gspace, 2)
+    fields = spaces.regular(C4, 2)
     module = {
         "FeatureAttention": lambda: attention_on(fields),
         "PoseAttention": lambda: pose_attention_on(fields),
-        "AttentiveConv": lambda: layer_on(gspace),
+        "AttentiveConv": lambda: layer_on(C4),
     }[layer]()
     x = input_of(module)
     assert spaces.grid_error(module, x) < EXACT
@@ -144,16 +145,15 @@ def test_theorem_1_an_attention_operator_that_is_not_equivariant_breaks_it(layer
 
 @pytest.mark.parametrize("kind", [spaces.regular, spaces.scalars])
 def test_attention_maps_are_equivariant(kind):
-    gspace = gspaces.flipRot2dOnR2(4)
-    module, of_poses = attention_on(kind(gspace, 2)), pose_attention_on(kind(gspace, 2))
+    module, of_poses = attention_on(kind(D4, 2)), pose_attention_on(kind(D4, 2))
     x = input_of(module)
-    maps, group = module.attention_maps(x), fibers(gspace)
+    maps, group = module.attention_maps(x), fibers(D4)
     for n, g in enumerate(group.elements):
         turned = module.attention_maps(x.transform(g))
         channel = maps.channel[..., group.quotient[n]] if maps.channel.shape[-1] > 1 else maps.channel
         torch.testing.assert_close(turned.channel, channel)
-        torch.testing.assert_close(turned.spatial, planes(gspace, maps.spatial).transform(g).tensor)
-        expected = planes(gspace, of_poses.attention_maps(x)).transform(g).tensor
+        torch.testing.assert_close(turned.spatial, planes(D4, maps.spatial).transform(g).tensor)
+        expected = planes(D4, of_poses.attention_maps(x)).transform(g).tensor
         torch.testing.assert_close(of_poses.attention_maps(x.transform(g)), expected)
 
 
@@ -179,8 +179,7 @@ def test_gradients():
 
 
 def test_repr():
-    gspace = gspaces.rot2dOnR2(4)
-    fields, options = spaces.regular(gspace, 2), {"stride": 2, "residual": False, "bias": False, "spatial": False}
+    fields, options = spaces.regular(C4, 2), {"stride": 2, "residual": False, "bias": False, "spatial": False}
     for module, parts in (
         (
             FeatureAttention(fields, dilation=2, residual=False, statistics="max"),
@@ -188,7 +187,7 @@ def test_repr():
         ),
         (PoseAttention(fields, residual=False), ("residual=False",)),
         (
-            layer_on(gspace, (1, 1), **options),
+            layer_on(C4, (1, 1), **options),
             ("kernel_size=3", "ratio=1", "spatial=False", "stride=2", "residual=False", "bias=False"),
         ),
     ):
@@ -200,7 +199,7 @@ LAYERS = [FeatureAttention, PoseAttention, lambda fields: AttentiveConv(fields, 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_mistakes(layer):
-    gspace, continuous = gspaces.rot2dOnR2(4), gspaces.rot2dOnR2(-1)
+    gspace, continuous = C4, gspaces.rot2dOnR2(-1)
     fields = spaces.regular(gspace, 2)
     for error, message, in_type in (
         (TypeError, "in_type: got str", "fields"),
@@ -216,10 +215,9 @@ def test_mistakes(layer):
 
 
 def test_mistakes_of_feature_attention():
-    gspace = gspaces.rot2dOnR2(4)
-    fields = spaces.regular(gspace, 2)
+    fields = spaces.regular(C4, 2)
     for in_type, message in (
-        (FieldType(gspace, [gspace.quotient_repr(2)]), "in_type: FeatureAttention .* got quotient"),
+        (FieldType(C4, [C4.quotient_repr(2)]), "in_type: FeatureAttention .* got quotient"),
         (spaces.regular(spaces.POINT["D4 on a point"](), 1), "in_type: .*3 dimensions"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -256,7 +254,7 @@ def pose_attention_on(field_type, **options):
 @pytest.mark.parametrize("residual", [True, False])
 def test_the_formula_for_a_cyclic_group(residual):
     """Co-attention (Romero and Hoogendoorn 2020): a circulant matrix over the poses, at every position."""
-    module = pose_attention_on(spaces.regular(gspaces.rot2dOnR2(4), 3), residual=residual)
+    module = pose_attention_on(spaces.regular(C4, 3), residual=residual)
     x = input_of(module, 5)
     f = x.tensor.unflatten(1, (3, 4))
     weight = module.plain.weight.weight[0]  # fields, relative poses
@@ -269,12 +267,12 @@ def test_the_formula_for_a_cyclic_group(residual):
 
 def test_a_residual_branch_is_there_or_not():
     with pytest.raises(TypeError, match=r"residual: .*needed True or"):
-        PoseAttention(spaces.regular(gspaces.rot2dOnR2(4), 1), residual=1)
+        PoseAttention(spaces.regular(C4, 1), residual=1)
 
 
 @pytest.mark.parametrize("kinds", [("regular", "regular"), ("trivial", "regular"), ("regular", "trivial")])
 def test_without_attention_it_is_the_convolution_of_escnn(kinds):
-    layer = layer_on(gspaces.rot2dOnR2(4), (2, 3), kinds, channel=False, spatial=False, padding=1)
+    layer = layer_on(C4, (2, 3), kinds, channel=False, spatial=False, padding=1)
     theirs = R2Conv(layer.in_type, layer.out_type, 3, padding=1, initialize=False).eval()
     theirs.filter = layer.plain.kernel().flatten(0, 1).flatten(1, 2).detach().float()
     with torch.no_grad():
@@ -316,7 +314,7 @@ def test_tori(name, space):
 
 
 def test_what_is_no_torus():
-    fields, torus = spaces.regular(gspaces.rot2dOnR2(4), 1), {"padding_mode": "circular"}
+    fields, torus = spaces.regular(C4, 1), {"padding_mode": "circular"}
     of_eight = spaces.regular(gspaces.rot2dOnR2(8), 1)
     for make, message in (
         (lambda: AttentiveConv(of_eight, of_eight, 3, padding=1, **torus), "padding_mode: .*subgroup of D4"),
@@ -328,29 +326,27 @@ def test_what_is_no_torus():
     ):
         with pytest.raises(ValueError, match=message):
             make()
-    layer = layer_on(gspaces.rot2dOnR2(4), size=2, stride=2, **torus)
+    layer = layer_on(C4, size=2, stride=2, **torus)
     with pytest.raises(ValueError, match=r"input: .*the stride, 2"):
         layer(input_of(layer, 5))
 
 
 def test_attention_maps_are_equivariant_attentive_conv():
-    gspace = gspaces.flipRot2dOnR2(4)
-    layer = layer_on(gspace, (2, 1), padding=1)
+    layer = layer_on(D4, (2, 1), padding=1)
     x = input_of(layer, 4)
     maps = layer.attention_maps(x)
-    group = fibers(gspace)
+    group = fibers(D4)
     for n, g in enumerate(group.elements):
         back = group.quotient[n]  # the index of g⁻¹h
         turned = layer.attention_maps(x.transform(g))
         torch.testing.assert_close(turned.channel, maps.channel[:, :, back][..., back])
-        planes = FieldType(gspace, 64 * [gspace.trivial_repr])(maps.spatial[:, 0].flatten(1, 2)).transform(g)
+        planes = FieldType(D4, 64 * [D4.trivial_repr])(maps.spatial[:, 0].flatten(1, 2)).transform(g)
         expected = planes.tensor.unflatten(1, (8, 8))[:, back][:, :, back]
         torch.testing.assert_close(turned.spatial[:, 0], expected)
 
 
 def test_mistakes_of_attentive_convolutions():
-    gspace = gspaces.rot2dOnR2(4)
-    fields, vectors = spaces.regular(gspace, 2), FieldType(gspace, [gspace.irrep(1)])
+    fields, vectors = spaces.regular(C4, 2), FieldType(C4, [C4.irrep(1)])
     point = spaces.regular(spaces.POINT["D4 on a point"](), 1)
     for types, message in (
         ((fields, fields + vectors), "out_type: .*regular .*trivial"),

@@ -20,10 +20,12 @@ from tests.layers import drawn
 from tests.nn.scales import EXACT, THREE, TOLERANCE, group, lifting, turned_error
 from tests.spaces import PLANE, grid_error, mixed, random_field, regular, scalars, shape_of
 
+C4 = PLANE["C4"]()
+
 
 class TestPerScale:
     def test_is_the_module_on_every_scale(self):
-        fields = mixed(PLANE["C4"]())
+        fields = mixed(C4)
         inner = PoseLinear(fields, regular(fields.gspace, 2)).double()
         layer = PerScale(inner, THREE)
         x = random_field(layer.in_type, 4, 5)
@@ -32,7 +34,7 @@ class TestPerScale:
         assert sum(p.numel() for p in layer.parameters()) == sum(p.numel() for p in inner.parameters())
 
     def test_modules_that_change_the_grid(self):
-        layer = PerScale(HalvingPool(regular(PLANE["C4"](), 1)), THREE)
+        layer = PerScale(HalvingPool(regular(C4, 1)), THREE)
         x = random_field(layer.in_type, 8, 6)
         assert layer(x).shape == layer.evaluate_output_shape(x.shape) == (2, 12, 4, 3)
 
@@ -60,17 +62,16 @@ class TestScales:
             Scales(2, 2.5)
 
     def test_types_that_differ(self):
-        space = PLANE["C4"]()
-        for fields in ([space.regular_repr] * 4, [space.regular_repr, space.trivial_repr, space.regular_repr]):
+        for fields in ([C4.regular_repr] * 4, [C4.regular_repr, C4.trivial_repr, C4.regular_repr]):
             with pytest.raises(ValueError, match=r"field_type: .*same fields"):
-                THREE.single(FieldType(space, fields))
+                THREE.single(FieldType(C4, fields))
         with pytest.raises(TypeError, match="field_type: got int"):
             THREE.repeat(3)
 
 
 def test_shape_of_types():
     """A tensor can be viewed as (B, n, fields, |H|, *space)."""
-    layer = lifting(PLANE["C4"](), out=lambda space: regular(space, 3), head_fields=1)
+    layer = lifting(C4, out=lambda space: regular(space, 3), head_fields=1)
     y = layer(random_field(layer.in_type, *shape_of(layer.space, 5))).tensor
     assert y.unflatten(1, (3, 3, 4)).shape == (2, 3, 3, 4, 5, 5)
 
@@ -149,7 +150,7 @@ class TestDilatedWindows:
     def test_group_layer(self, interval, query, measure):
         """The features of an enlarged image at scale 1 are anything; beyond the range there are none."""
         scales = Scales(2, 4)
-        layer = group(PLANE["C4"](), scales, windows="dilated", interval=interval, query=query, measure=measure)
+        layer = group(C4, scales, windows="dilated", interval=interval, query=query, measure=measure)
         x = random_field(layer.in_type, 6, 6)
         small = x.tensor.unflatten(1, (4, -1))
         large = torch.cat([torch.randn_like(small[:, :1]), small[:, :-1]], dim=1)
@@ -159,11 +160,10 @@ class TestDilatedWindows:
         assert all(e > 1e-3 for e in errors[exact:])
 
     def network(self, scales, norm, interval=2):
-        space = PLANE["C4"]()
-        fields = regular(space, 4)
+        fields = regular(C4, 4)
         hidden = scales.repeat(fields)
         options = {"windows": "dilated", "kernel_size": 3}
-        layers = [DilationLiftingSelfAttention(scalars(space, 1), hidden, scales, 2, **options)]
+        layers = [DilationLiftingSelfAttention(scalars(C4, 1), hidden, scales, 2, **options)]
         for _ in range(2):
             layers += [norm(fields, scales), SiLU(hidden)]
             layers.append(DilationSelfAttention(hidden, hidden, scales, 2, interval=interval, **options))
@@ -189,7 +189,7 @@ class TestDilatedWindows:
     def test_maximum_over_scales(self):
         """Where the largest of the responses lies within the range, the maximum is that of the enlarged image."""
         scales = Scales(2, 3)
-        pool = ScalePooling(scales.repeat(scalars(PLANE["C4"](), 1)), scales)
+        pool = ScalePooling(scales.repeat(scalars(C4, 1)), scales)
         x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
         x[:, 2] = -10
         moved = torch.stack([x[:, 2], x[:, 0], x[:, 1]], dim=1)
@@ -201,11 +201,11 @@ class TestDilatedWindows:
         options = {"windows": "dilated", "measure": "printed", "bias": False}
         scales = Scales(2, 3)
         if layer == "lifting":
-            layer = lifting(PLANE["C4"](), **options)
+            layer = lifting(C4, **options)
             x = random_field(layer.in_type, 6, 6)
             large = between(x.tensor)
         else:
-            layer = group(PLANE["C4"](), interval=1, **options)
+            layer = group(C4, interval=1, **options)
             x = random_field(layer.in_type, 6, 6)
             small = x.tensor.unflatten(1, (3, -1))
             large = between(torch.cat([small[:, :1], small[:, :-1]], dim=1).flatten(1, 2))
@@ -216,7 +216,7 @@ class TestDilatedWindows:
 
     def test_printed_factors_stand_in_front_of_the_projection(self):
         for make, power in ((lifting, 2), (group, 3)):
-            printed, counting = (make(PLANE["C4"](), measure=m, windows="dilated") for m in ("printed", "counting"))
+            printed, counting = (make(C4, measure=m, windows="dilated") for m in ("printed", "counting"))
             counting.load_state_dict(drawn(printed).state_dict())
             bias = printed.plain.project_out.invariants @ printed.plain.project_out.bias
             x = random_field(printed.in_type, 5, 5)
@@ -226,12 +226,12 @@ class TestDilatedWindows:
 
     def test_fixed_windows_break_it(self):
         scales = Scales(2, 3)
-        layer = lifting(PLANE["C4"](), windows="fixed")
+        layer = lifting(C4, windows="fixed")
         x = random_field(layer.in_type, 9, 9)
         assert min(shifts(layer(x), layer(layer.in_type(between(x.tensor))), scales)) > 1e-1
 
     def test_cost_is_that_of_scale_1(self):
-        layer = group(PLANE["C4"](), Scales(2, 4), windows="dilated")
+        layer = group(C4, Scales(2, 4), windows="dilated")
         assert {len(grid.offsets) for grid in layer.plain.positions(torch.empty(1, 1, 5, 5))} == {9}
 
 
@@ -284,14 +284,13 @@ class TestScaledWindows:
             torch.testing.assert_close(got, features[0, i, :, 6, 6])
 
     def test_network(self):
-        space = PLANE["C4"]()
-        fields = regular(space, 4)
+        fields = regular(C4, 4)
         errors = {}
         for windows in ("scaled", "fixed"):
             torch.manual_seed(0)
             hidden = THREE.repeat(fields)
             network = SequentialModule(
-                DilationLiftingSelfAttention(scalars(space, 2), hidden, THREE, 2, 5, windows=windows),
+                DilationLiftingSelfAttention(scalars(C4, 2), hidden, THREE, 2, 5, windows=windows),
                 PerScale(FieldLayerNorm(fields), THREE),
                 SiLU(hidden),
                 DilationSelfAttention(hidden, hidden, THREE, 2, 3, windows=windows),
@@ -321,14 +320,14 @@ class TestScaledWindows:
 
 def test_measure_of_keys_of_other_scales():
     """Keys of t times the scale count as many times less as there are fewer of them in a window of their own scale."""
-    layer = group(PLANE["C4"](), interval=3)
+    layer = group(C4, interval=3)
     torch.testing.assert_close(
         layer.plain.log_measure.exp()[:, 0], torch.tensor([1, 1 / 4, 1 / 16]).double().repeat_interleave(4)
     )
-    assert group(PLANE["C4"](), interval=3, measure="counting").plain.log_measure is None
+    assert group(C4, interval=3, measure="counting").plain.log_measure is None
     x = random_field(layer.in_type, 5, 5)
-    other = group(PLANE["C4"](), interval=3, measure="counting", windows="dilated")
-    same = group(PLANE["C4"](), interval=3, measure="haar", windows="dilated")
+    other = group(C4, interval=3, measure="counting", windows="dilated")
+    same = group(C4, interval=3, measure="haar", windows="dilated")
     same.load_state_dict(other.state_dict())
     first, second = (m(x).tensor.unflatten(1, (3, -1)) for m in (same, other))
     assert all((first[:, i] - second[:, i]).norm() > 1e-3 for i in (0, 1))
@@ -348,7 +347,7 @@ def test_with_a_single_scale_nothing_is_left_but_the_ordinary_layers(query):
 
 
 def test_translations_away_from_the_border():
-    layer = lifting(PLANE["C4"](), Scales(2, 2))
+    layer = lifting(C4, Scales(2, 2))
     x = random_field(layer.in_type, 11, 11)
     moved = layer.in_type(x.tensor.roll((1, 2), (2, 3)))
     inner = (slice(None), slice(None), slice(3, 8), slice(4, 8))
@@ -369,7 +368,7 @@ def test_says_what_it_is():
         "dropout=0.1",
     ):
         assert part in text
-    text = repr(lifting(PLANE["C4"](), windows="dilated", measure="printed"))
+    text = repr(lifting(C4, windows="dilated", measure="printed"))
     assert "kernel_size=3 (square, dilated), measure='printed'" in text
     assert "interval" not in text
 
@@ -397,15 +396,14 @@ def test_says_what_it_is():
     ],
 )
 def test_bad_arguments(error, message, options):
-    fields = THREE.repeat(regular(PLANE["C4"](), 2))
+    fields = THREE.repeat(regular(C4, 2))
     with pytest.raises(error, match=message):
         DilationSelfAttention(fields, fields, **{"scales": THREE, **options})
 
 
 def test_bad_types():
-    space = PLANE["C4"]()
-    fields, four, vectors = THREE.repeat(regular(space, 2)), regular(space, 4), FieldType(space, [space.irrep(1)])
-    point, circle = regular(gspaces.no_base_space(space.fibergroup), 6), scalars(gspaces.rot2dOnR2(-1), 3)
+    fields, four, vectors = THREE.repeat(regular(C4, 2)), regular(C4, 4), FieldType(C4, [C4.irrep(1)])
+    point, circle = regular(gspaces.no_base_space(C4.fibergroup), 6), scalars(gspaces.rot2dOnR2(-1), 3)
     for error, message, layer, types in (
         (TypeError, "in_type: got int", DilationSelfAttention, (3, fields)),
         (ValueError, "in_type: got .* needed the same fields", DilationSelfAttention, (four, fields)),
@@ -424,6 +422,6 @@ def test_bad_types():
 def test_the_interval_is_two_scales_where_there_are():
     for count, interval in ((1, 1), (2, 2), (3, 2)):
         scales = Scales(2, count)
-        assert group(PLANE["C4"](), scales).plain.interval == interval
-        x = random_field(scales.repeat(mixed(PLANE["C4"]())), 4, 4)
-        assert grid_error(group(PLANE["C4"](), scales), x) < TOLERANCE
+        assert group(C4, scales).plain.interval == interval
+        x = random_field(scales.repeat(mixed(C4)), 4, 4)
+        assert grid_error(group(C4, scales), x) < TOLERANCE

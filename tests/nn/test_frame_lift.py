@@ -8,11 +8,13 @@ from escnn.nn import FieldType, GeometricTensor, R2Conv
 from escnn_attention import FrameLift, GroupSelfAttention, equivariance_report
 from escnn_attention.groups.fibers import fibers
 
+C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
+
 SPACES = {
     "C2": lambda: gspaces.rot2dOnR2(2),
-    "C4": lambda: gspaces.rot2dOnR2(4),
+    "C4": lambda: C4,
     "flip": gspaces.flip2dOnR2,
-    "D4": lambda: gspaces.flipRot2dOnR2(4),
+    "D4": lambda: D4,
     "inversion": gspaces.invOnR3,
     "octahedral": gspaces.octaOnR3,
 }
@@ -62,41 +64,38 @@ def test_convolutions_become_equivariant_at_every_size(name):
 
 
 def test_it_is_the_formula():
-    space = gspaces.flipRot2dOnR2(4)
-    in_type = FieldType(space, [space.irrep(1, 1), space.trivial_repr])
+    in_type = FieldType(D4, [D4.irrep(1, 1), D4.trivial_repr])
     network = convolutional()
-    lift = FrameLift(network, space, channels=5, in_type=in_type)
+    lift = FrameLift(network, D4, channels=5, in_type=in_type)
     x = torch.randn(2, 3, 9, 9, dtype=torch.float64)
     found = lift(in_type(x)).tensor.unflatten(1, (5, 8))
-    scalars = FieldType(space, 5 * [space.trivial_repr])
-    for pose, h in enumerate(space.fibergroup.elements):
+    scalars = FieldType(D4, 5 * [D4.trivial_repr])
+    for pose, h in enumerate(D4.fibergroup.elements):
         seen = in_type(x).transform(~h).tensor
         expected = GeometricTensor(network(seen.double()), scalars).transform(h).tensor
         torch.testing.assert_close(found[:, :, pose], expected, rtol=1e-10, atol=1e-10)
 
 
 def test_vectors_as_input():
-    space = gspaces.flipRot2dOnR2(4)
-    in_type = FieldType(space, [space.irrep(1, 1), space.irrep(1, 0), space.trivial_repr])
-    lift = FrameLift(convolutional(4), space, channels=5, in_type=in_type)
+    in_type = FieldType(D4, [D4.irrep(1, 1), D4.irrep(1, 0), D4.trivial_repr])
+    lift = FrameLift(convolutional(4), D4, channels=5, in_type=in_type)
     assert equivariance_report(lift, (1, 4, 9, 9)).relative_error < 1e-12
     # Vectors that are taken for scalars are not transformed.
-    lift = FrameLift(convolutional(4), space, channels=5, in_type=FieldType(space, 4 * [space.trivial_repr]))
+    lift = FrameLift(convolutional(4), D4, channels=5, in_type=FieldType(D4, 4 * [D4.trivial_repr]))
     lift.in_type = in_type
     assert equivariance_report(lift, (1, 4, 9, 9)).relative_error > 1e-2
 
 
 @pytest.mark.parametrize("poses_at_once", [None, 1, 3])
 def test_tokens_and_prefix_tokens(poses_at_once):
-    space = gspaces.flipRot2dOnR2(4)
-    lift = FrameLift(Tokens(), space, poses_at_once=poses_at_once).double().eval()
+    lift = FrameLift(Tokens(), D4, poses_at_once=poses_at_once).double().eval()
     assert (lift.out_type.size, lift.plain.prefix_tokens) == (64, 3)
     assert equivariance_report(lift, (2, 3, 8, 8)).relative_error < 1e-12
     x = lift.in_type(torch.randn(2, 3, 8, 8, dtype=torch.float64))
     maps, prefix = lift.with_prefix(x)
     assert (maps.shape, prefix.shape) == ((2, 64, 2, 2), (2, 64, 3))
     torch.testing.assert_close(maps.tensor, lift(x).tensor, rtol=0, atol=1e-14)
-    for g in space.fibergroup.elements:
+    for g in D4.fibergroup.elements:
         again = lift.with_prefix(x.transform(g))[1].tensor
         torch.testing.assert_close(again, prefix.transform_fibers(g).tensor, rtol=1e-10, atol=1e-12)
     # The pose of the identity sees the image as it is.
@@ -106,7 +105,7 @@ def test_tokens_and_prefix_tokens(poses_at_once):
 
 
 def test_frozen_networks_stay_as_they_are():
-    lift = FrameLift(Tokens(), gspaces.rot2dOnR2(4), frozen=True).train()
+    lift = FrameLift(Tokens(), C4, frozen=True).train()
     assert lift.training
     assert not lift.plain.network.training
     attention = GroupSelfAttention(lift.out_type, lift.out_type, 1, None)
@@ -118,14 +117,13 @@ def test_frozen_networks_stay_as_they_are():
 
 
 def test_the_shape_is_found_in_eval_mode():
-    lift = FrameLift(Tokens(), gspaces.rot2dOnR2(4))
+    lift = FrameLift(Tokens(), C4)
     assert lift.evaluate_output_shape((5, 3, 8, 8)) == (5, 32, 2, 2)
     assert lift.plain.network.training
 
 
 def test_in_one_network_with_convolutions():
-    space = gspaces.rot2dOnR2(4)
-    lift = FrameLift(convolutional().float(), space, channels=5)
+    lift = FrameLift(convolutional().float(), C4, channels=5)
     x = lift(lift.in_type(torch.randn(1, 3, 9, 9)))
     assert R2Conv(lift.out_type, lift.out_type, 3, padding=1)(x).shape == (1, 20, 4, 4)
 
@@ -142,7 +140,7 @@ class Gives(torch.nn.Module):
 
 
 def test_mistakes():
-    network, space, other = convolutional(), gspaces.rot2dOnR2(4), gspaces.trivialOnR2()
+    network, space, other = convolutional(), C4, gspaces.trivialOnR2()
     scalars = FieldType(other, [other.trivial_repr])
     with pytest.raises(TypeError, match="module: got 3, needed"):
         FrameLift(3, space)
@@ -184,15 +182,14 @@ SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 1, "num_head
 def test_networks_of_timm(name, options, prefix, grid, frozen):
     """Of random weights, with their class and register tokens."""
     timm = pytest.importorskip("timm")
-    space = gspaces.flipRot2dOnR2(4)
-    lift = FrameLift(timm.create_model(name, **options), space, frozen=frozen, poses_at_once=2).double().eval()
+    lift = FrameLift(timm.create_model(name, **options), D4, frozen=frozen, poses_at_once=2).double().eval()
     report = equivariance_report(lift, (1, 3, 16, 16), layers=False)
     assert report.relative_error < 1e-10
     assert all(row.exact for row in report.rows)
     x = lift.in_type(torch.randn(1, 3, 16, 16, dtype=torch.float64))
     maps, tokens = lift.with_prefix(x)
     assert (maps.shape[2:], tokens.shape[2]) == ((grid, grid), prefix)
-    turned = lift.with_prefix(x.transform(space.fibergroup.elements[1]))[1].tensor
-    expected = tokens.transform_fibers(space.fibergroup.elements[1]).tensor
+    turned = lift.with_prefix(x.transform(D4.fibergroup.elements[1]))[1].tensor
+    expected = tokens.transform_fibers(D4.fibergroup.elements[1]).tensor
     torch.testing.assert_close(turned, expected, rtol=1e-9, atol=1e-9)
     assert prefix == 0 or (turned - tokens.tensor).abs().max() > 1e-6

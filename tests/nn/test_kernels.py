@@ -8,6 +8,8 @@ from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.kernels import complete_basis, kernel_orbits, pose_kernel
 from tests import spaces
 
+C4 = gspaces.rot2dOnR2(4)
+
 SPACES = spaces.PLANE | {n: spaces.VOLUME[n] for n in ("trivial 3D", "mirror", "C4 3D", "C3 3D", "octahedral")}
 
 
@@ -77,11 +79,10 @@ def test_the_basis_is_complete_in_space(name, size):
 
 def test_the_defaults_of_escnn_are_not_complete():
     """The negative control, and the reason for the function."""
-    gspace = gspaces.rot2dOnR2(4)
-    fields = spaces.regular(gspace, 1)
+    fields = spaces.regular(C4, 1)
     assert R2Conv(fields, fields, 3, initialize=False).basisexpansion.dimension() == 24
     for size in (3, 4, 5, 7):
-        kernel = filter_of(pose_kernel(gspace, 1, 4, 1, 4, size, gain=1.0)())
+        kernel = filter_of(pose_kernel(C4, 1, 4, 1, 4, size, gain=1.0)())
         assert distance(R2Conv(fields, fields, size, initialize=False), kernel) > 0.01
 
 
@@ -116,18 +117,17 @@ def equivariance_error(gspace, kernel, in_poses, out_poses, fields):
 
 def test_a_kernel_that_is_not_turned_is_found_out():
     """The negative control."""
-    gspace = gspaces.rot2dOnR2(4)
-    kernel = filter_of(pose_kernel(gspace, 2, 4, 1, 4, 3, gain=1.0).double()())
-    assert equivariance_error(gspace, kernel, 4, 4, (1, 2)) < 1e-12
-    assert equivariance_error(gspace, kernel.flip(-1), 4, 4, (1, 2)) > 0.1
+    kernel = filter_of(pose_kernel(C4, 2, 4, 1, 4, 3, gain=1.0).double()())
+    assert equivariance_error(C4, kernel, 4, 4, (1, 2)) < 1e-12
+    assert equivariance_error(C4, kernel.flip(-1), 4, 4, (1, 2)) > 0.1
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 def test_weights_are_the_kernel_of_the_first_pose(size):
     """The published layout: pose i turns ψ by i quarters, and input pose j is seen from it as j - i."""
-    kernel = pose_kernel(gspaces.rot2dOnR2(4), 2, 4, 3, 4, size, gain=1.0)
+    kernel = pose_kernel(C4, 2, 4, 3, 4, size, gain=1.0)
     psi = kernel.weight.unflatten(2, (4, size, size))
-    lifting = pose_kernel(gspaces.rot2dOnR2(4), 2, 4, 3, 1, size, gain=1.0)
+    lifting = pose_kernel(C4, 2, 4, 3, 1, size, gain=1.0)
     for i in range(4):
         turned = lifting.weight.unflatten(2, (size, size)).rot90(i, (-2, -1))
         assert torch.equal(lifting()[:, i, :, 0], turned)
@@ -173,7 +173,7 @@ def test_the_state_holds_the_basis():
     copy.basis.zero_()
     copy.load_state_dict(source.state_dict())
     assert torch.equal(copy(), source())
-    assert set(pose_kernel(gspaces.rot2dOnR2(4), 1, 4, 1, 4, 3, gain=1.0).state_dict()) == {"weight"}
+    assert set(pose_kernel(C4, 1, 4, 1, 4, 3, gain=1.0).state_dict()) == {"weight"}
 
 
 def test_the_precision_of_other_convolutions_does_not_matter():

@@ -29,7 +29,7 @@ from tests.layers import BATCH, EDGES, drawn
 from tests.nn.points import ENCODINGS, cloud, error_of, mixed, worst_error
 from tests.spaces import generators, scalars
 
-D4 = gspaces.flipRot2dOnR2(4)
+C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
 
 
 @pytest.mark.parametrize("table", ["inverse_action", "quotient"])
@@ -52,8 +52,7 @@ def test_a_broken_action_is_not_equivariant(table):
 def test_on_a_grid_it_is_group_self_attention():
     """The points of a 5×5 grid, with the weights of the layer on grids."""
     torch.manual_seed(12)
-    space = gspaces.flipRot2dOnR2(4)
-    in_type = FieldType(space, 2 * [space.regular_repr])
+    in_type = FieldType(D4, 2 * [D4.regular_repr])
     on_grid = GroupSelfAttention(in_type, in_type, num_heads=2, query="all", kernel_size=None).double()
     on_points = PointSelfAttention(in_type, in_type, num_heads=2, query="all", length_scale=4.0).double()
     on_points.load_state_dict(on_grid.state_dict())
@@ -67,7 +66,7 @@ def test_on_a_grid_it_is_group_self_attention():
 
 @pytest.mark.parametrize(
     ("space", "name"),
-    [(lambda: gspaces.flipRot2dOnR2(4), "R2PointConv"), (lambda: gspaces.rot2dOnR3(4), "R3PointConv")],
+    [(lambda: D4, "R2PointConv"), (lambda: gspaces.rot2dOnR3(4), "R3PointConv")],
 )
 @pytest.mark.slow
 def test_it_mixes_with_point_convolutions_of_escnn(space, name):
@@ -96,8 +95,7 @@ def test_it_mixes_with_point_convolutions_of_escnn(space, name):
 
 
 def test_bad_arguments():
-    space = gspaces.rot2dOnR2(4)
-    fields = FieldType(space, 2 * [space.regular_repr])
+    fields = FieldType(C4, 2 * [C4.regular_repr])
     for error, message, arguments in (
         (ValueError, "radius", {"radius": 0.0}),
         (ValueError, "radius", {"radius": "far"}),
@@ -115,7 +113,7 @@ def test_bad_arguments():
     ):
         with pytest.raises(error, match=message):
             PointSelfAttention(fields, fields, **arguments)
-    none, other = gspaces.no_base_space(space.fibergroup), gspaces.rot2dOnR3(4)
+    none, other = gspaces.no_base_space(C4.fibergroup), gspaces.rot2dOnR3(4)
     nowhere, in_space = FieldType(none, [none.regular_repr]), FieldType(other, [other.regular_repr])
     for message, call in (
         (r"base space.* PointSelfAttention", lambda: PointAttentiveConv(nowhere, nowhere)),
@@ -136,12 +134,12 @@ BOXES = {
     "trivial": (gspaces.trivialOnR2, (2.0, 3.0), True),
     "C2": (lambda: gspaces.rot2dOnR2(2), (2.0, 3.0), True),
     "flip": (gspaces.flip2dOnR2, (2.0, 3.0), True),
-    "C4": (lambda: gspaces.rot2dOnR2(4), 2.5, True),
-    "D4": (lambda: gspaces.flipRot2dOnR2(4), 2.5, True),
+    "C4": (lambda: C4, 2.5, True),
+    "D4": (lambda: D4, 2.5, True),
     "inversion": (gspaces.invOnR3, (2.0, 2.5, 3.0), True),
     "C4 on R3": (lambda: gspaces.rot2dOnR3(4), (2.5, 2.5, 3.0), True),
     "octahedral": (gspaces.octaOnR3, 2.5, True),
-    "C4, unequal": (lambda: gspaces.rot2dOnR2(4), (2.0, 3.0), False),
+    "C4, unequal": (lambda: C4, (2.0, 3.0), False),
     "C3": (lambda: gspaces.rot2dOnR2(3), 2.5, False),
     "C8": (lambda: gspaces.rot2dOnR2(8), 2.5, False),
     "flip about an odd axis": (lambda: gspaces.flip2dOnR2(axis=0.3), 2.5, False),
@@ -250,9 +248,9 @@ def test_boxes_that_there_are_not():
     layer, x, _ = in_box("C4", PointSelfAttention, radius=1.25)
     assert layer(x).tensor.isfinite().all()
     with pytest.raises(ValueError, match=r"positions.*periodic"):
-        PointTransformer(gspaces.rot2dOnR2(4), 2, 1, positions=True, attention={"period": 2.5})
+        PointTransformer(C4, 2, 1, positions=True, attention={"period": 2.5})
     with pytest.raises(ValueError, match=r"positions.*periodic"):
-        PointTransformer(gspaces.rot2dOnR2(4), 2, 1, positions=True, relation=Offset(2.5))
+        PointTransformer(C4, 2, 1, positions=True, relation=Offset(2.5))
 
 
 CONTINUOUS = {
@@ -315,7 +313,7 @@ def test_the_check_says_that_samples_are_not_all_elements():
 
 
 def test_samples_are_of_continuous_groups():
-    finite, continuous = gspaces.rot2dOnR2(4), gspaces.rot2dOnR2(-1)
+    finite, continuous = C4, gspaces.rot2dOnR2(-1)
     fields = FieldType(finite, [finite.regular_repr])
     with pytest.raises(ValueError, match="samples"):
         PointSelfAttention(fields, fields, samples=4)
@@ -335,7 +333,7 @@ def test_samples_are_of_continuous_groups():
 def test_samples_of_a_subgroup_are_that_subgroup(options):
     """SO(2) at 4 samples is C4 with the same weights, for fields that the two have in common."""
     torch.manual_seed(3)
-    rotations, quarter = gspaces.rot2dOnR2(-1), gspaces.rot2dOnR2(4)
+    rotations, quarter = gspaces.rot2dOnR2(-1), C4
     sampled = FieldType(rotations, [rotations.trivial_repr, rotations.irrep(1)])
     finite = FieldType(quarter, [quarter.trivial_repr, quarter.irrep(1)])
     arguments = {"num_heads": 2, "head_fields": 2, **options}

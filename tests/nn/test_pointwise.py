@@ -15,6 +15,8 @@ from tests import spaces
 from tests.layers import CASES, drawn
 from tests.nn.points import cloud
 
+C4 = gspaces.rot2dOnR2(4)
+
 FORMULAS = {
     "silu": lambda x: x / (1 + (-x).exp()),
     "gelu": lambda x: x * (1 + (x / math.sqrt(2)).erf()) / 2,
@@ -25,8 +27,7 @@ every_activation = pytest.mark.parametrize("name", FORMULAS)
 
 @every_activation
 def test_is_the_formula(name):
-    gspace = gspaces.rot2dOnR2(4)
-    field_type = FieldType(gspace, [gspace.quotient_repr(2), gspace.regular_repr])
+    field_type = FieldType(C4, [C4.quotient_repr(2), C4.regular_repr])
     x = spaces.random_field(field_type, 3, 3)
     expected = FORMULAS[name](x.tensor)
     torch.testing.assert_close(activation_of(field_type, name)(x).tensor, expected)
@@ -35,7 +36,7 @@ def test_is_the_formula(name):
 
 
 def test_names():
-    fields = spaces.regular(gspaces.rot2dOnR2(4), 1)
+    fields = spaces.regular(C4, 1)
     assert isinstance(activation_of(fields, "silu"), SiLU)
     assert isinstance(activation_of(fields, "gelu"), GELU)
     for make in (lambda name: activation_of(fields, name), plain_activation):
@@ -77,19 +78,18 @@ def test_a_weight_of_its_own_for_every_pose_would_break_it():
         def forward(self, x):
             return self.linear(x.movedim(1, -1)).movedim(-1, 1)
 
-    regular = spaces.regular(gspaces.rot2dOnR2(4), 2)
+    regular = spaces.regular(C4, 2)
     module = PoseLinear(regular, regular).double()
     module.plain = Ordinary(8).double()
     assert spaces.grid_error(module, field(regular)) > 1e-2
 
 
 def test_biases():
-    gspace = gspaces.rot2dOnR2(4)
-    regular, vectors = spaces.regular(gspace, 2), FieldType(gspace, [gspace.irrep(1)])
+    regular, vectors = spaces.regular(C4, 2), FieldType(C4, [C4.irrep(1)])
     assert PoseLinear(vectors, regular).plain.projection.bias.shape == (2,)
-    assert PoseLinear(regular, spaces.mixed(gspace)).plain.projection.bias.shape == (2,)
+    assert PoseLinear(regular, spaces.mixed(C4)).plain.projection.bias.shape == (2,)
     assert len(list(PoseLinear(regular, vectors).parameters())) == 1  # nothing invariant to add
-    for types in (vectors, regular), (regular, spaces.mixed(gspace)):
+    for types in (vectors, regular), (regular, spaces.mixed(C4)):
         module = PoseLinear(*types, bias=False)
         assert len(list(module.parameters())) == 1
         zero = types[0](torch.zeros(1, types[0].size, 2, 2))
@@ -97,7 +97,7 @@ def test_biases():
 
 
 def test_wrong_arguments():
-    gspace, continuous = gspaces.rot2dOnR2(4), gspaces.rot2dOnR2(-1)
+    gspace, continuous = C4, gspaces.rot2dOnR2(-1)
     regular, mixed = spaces.regular(gspace, 1), spaces.mixed(gspace)
     vectors = FieldType(continuous, [continuous.irrep(1)])
     for types, projection, error, message in (
@@ -114,7 +114,6 @@ def test_wrong_arguments():
             PoseLinear(*types, projection=projection)
 
 
-C4 = gspaces.rot2dOnR2(4)
 PARTS = {"layer_scale": 0.5, "drop_path": 0.5, "qk_norm": True}
 
 

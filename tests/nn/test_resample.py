@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from escnn_attention import AntialiasedPool, Crop, HalvingPool, assert_equivariant, equivariance_report
 from tests import spaces
 
+C4 = gspaces.rot2dOnR2(4)
+
 SPACES = list((spaces.PLANE | spaces.VOLUME).values())
 IDS = list(spaces.PLANE | spaces.VOLUME)
 
@@ -28,7 +30,7 @@ def test_equivariant_at_even_and_odd_sizes(make, size):
 
 def test_windows_of_two_on_an_odd_size_break_it():
     """The negative control, and the reason for the layer."""
-    field_type = spaces.regular(gspaces.rot2dOnR2(4), 2)
+    field_type = spaces.regular(C4, 2)
     x = spaces.random_field(field_type, 7, 7)
     assert spaces.grid_error(PointwiseMaxPool2D(field_type, kernel_size=2, stride=2), x) > 1e-2
 
@@ -60,10 +62,9 @@ def test_crop_takes_the_margin():
 
 
 def test_mistakes():
-    gspace = gspaces.rot2dOnR2(4)
-    fields, nowhere = spaces.regular(gspace, 1), spaces.regular(spaces.POINT["D4 on a point"](), 1)
+    fields, nowhere = spaces.regular(C4, 1), spaces.regular(spaces.POINT["D4 on a point"](), 1)
     for error, message, call in (
-        (ValueError, "in_type: .*every channel", lambda: HalvingPool(FieldType(gspace, [gspace.irrep(1)]))),
+        (ValueError, "in_type: .*every channel", lambda: HalvingPool(FieldType(C4, [C4.irrep(1)]))),
         (ValueError, "kind: .*'max'", lambda: HalvingPool(fields, "min")),
         (ValueError, "no base space", lambda: HalvingPool(nowhere)),
         (ValueError, "1×4 cannot be halved", lambda: HalvingPool(fields)(spaces.random_field(fields, 1, 4))),
@@ -102,8 +103,7 @@ def test_antialiased_pooling_is_the_formula_and_works_in_space():
 
 
 def test_a_blur_of_one_width_is_not_exact_and_the_report_says_what_is():
-    gspace = gspaces.rot2dOnR2(4)
-    fields = FieldType(gspace, [gspace.regular_repr])
+    fields = FieldType(C4, [C4.regular_repr])
     pool = nn.PointwiseAvgPoolAntialiased2D(fields, sigma=0.66, stride=2)
     report = equivariance_report(nn.SequentialModule(nn.ReLU(fields), pool), (1, 4, 8, 8))
     assert report.relative_error > 0.1
@@ -113,8 +113,7 @@ def test_a_blur_of_one_width_is_not_exact_and_the_report_says_what_is():
 
 @pytest.mark.parametrize("kind", ["max", "avg"])
 def test_antialiased_pooling_of_a_torus(kind):
-    space = gspaces.rot2dOnR2(4)
-    fields = FieldType(space, 2 * [space.regular_repr])
+    fields = FieldType(C4, 2 * [C4.regular_repr])
     pool = AntialiasedPool(fields, kind, padding_mode="circular")
     assert_equivariant(pool, (1, 8, 6, 6), tolerance=1e-12)
     x = torch.randn(1, 8, 6, 8, dtype=torch.float64)
