@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.training.data.clouds import modelnet40
+from escnn_attention.training.data.clouds import modelnet40, qm9
 from escnn_attention.training.data.files import (
     Published,
     check_array,
@@ -30,6 +30,7 @@ PUBLISHED = {
     "MNIST": (mnist.URL, [md5 for _, md5 in mnist.ARCHIVES.values()]),
     "RotMNIST": (mnist.ROTATED.url, [mnist.ROTATED.md5]),
     "PatchCamelyon": (patch_camelyon.URL, list(patch_camelyon.MD5.values())),
+    **{f"QM9, {file.name}": (file.url, [file.md5]) for file in qm9.DOWNLOADS},
 }
 
 

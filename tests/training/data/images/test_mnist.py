@@ -177,27 +177,23 @@ def test_rotated_in_a_local_folder(tmp_path, rotmnist_arrays, monkeypatch):
     check_rotated(rotmnist_arrays)
 
 
-def test_rotated_is_downloaded(tmp_path, rotmnist_arrays, archive, server, monkeypatch):
+@pytest.mark.parametrize("there", [True, False])
+def test_the_published_archive_of_rotated(tmp_path, rotmnist_arrays, archive, server, monkeypatch, there):
     monkeypatch.setattr(mnist, "_NUM_TRAIN", 6)
     monkeypatch.setattr(mnist, "ROTATED", Published("mnist_rotation_new.zip", *server.put("data.zip", archive)))
+    if there:
+        (tmp_path / "mnist_rotation_new.zip").write_bytes(archive)
     for _ in range(2):
         check_rotated(rotmnist_arrays, tmp_path)
-    assert [path.name for path in tmp_path.glob("[!.]*")] == ["rotmnist.npz"]
-    assert len(server.requests) == 1
+    kept = ["mnist_rotation_new.zip"] if there else []  # what was downloaded is not
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == [*kept, "rotmnist.npz"]
+    assert len(server.requests) == (not there)
 
 
 def test_rotated_with_other_content(tmp_path, rotmnist_arrays):
     np.savez(tmp_path / "rotmnist.npz", **(rotmnist_arrays | {"valid_images": np.zeros((3, 32, 32), np.uint8)}))
     with pytest.raises(UserError, match=r"valid_images must be uint8 \(N, 28, 28\)"):
         RotMNIST(tmp_path).setup()
-
-
-def test_the_published_archive_of_rotated_in_the_folder(tmp_path, rotmnist_arrays, archive, server, monkeypatch):
-    monkeypatch.setattr(mnist, "_NUM_TRAIN", 6)
-    (tmp_path / "mnist_rotation_new.zip").write_bytes(archive)
-    check_rotated(rotmnist_arrays, tmp_path)
-    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["mnist_rotation_new.zip", "rotmnist.npz"]
-    assert server.requests == []
 
 
 def test_archives_of_rotated_with_other_content(tmp_path, archive):
