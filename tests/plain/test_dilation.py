@@ -45,14 +45,6 @@ class TestScaledWindow:
         volume = {2: math.pi, 3: 4 / 3 * math.pi}[dimension] * (2 * scale) ** dimension
         assert abs(share.sum().item() / volume - 1) < 0.05
 
-    def test_shares_of_a_ball_are_those_of_its_turns(self):
-        window = scaled_window(7, "disc", 1.7, 2, kind="scaled", weighted=True)
-        offsets, share = positions(window)
-        assert 0 < share.min() < 0.25
-        assert share.max() == 1
-        radius = offsets.norm(dim=-1)
-        torch.testing.assert_close(share, (3 * 1.7 + 0.5 - radius).clamp(max=1))
-
     @pytest.mark.parametrize("dimension", [2, 3])
     @pytest.mark.parametrize("shape", ["square", "disc"])
     @pytest.mark.parametrize("base", [1.25, math.sqrt(2), 1.5, 2.0])
