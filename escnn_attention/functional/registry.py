@@ -160,29 +160,24 @@ class Registry(Generic[_C]):
 
     def _first(self, call: _C, entries: Sequence[tuple[str, Backend[_C]]], asks: bool = True) -> _Plan[_C]:
         """The plan of the first of some backends that serves a call, and where ``asks`` is as good as the next."""
-        reasons: list[str | None] = []
+        reason: str | None = None
         for name, entry in entries:
             if not entry.serves_two_sets and not call.one_set:
-                reasons.append("keys have other positions than queries")
-                continue
-            if not entry.counts and call.normalization == "count":
-                reasons.append("it is for a softmax")
-                continue
-            left = self.fold(call)[0] if entry.folds else call
-            reasons.append(_why_not(entry, left, first=asks))
-            if reasons[-1] is None:
-                return _Plan(name, entry, left is not call)
-        raise ValueError(f"backend: {entries[-1][0]!r} cannot serve this call: {reasons[-1]}")
+                reason = "keys have other positions than queries"
+            elif not entry.counts and call.normalization == "count":
+                reason = "it is for a softmax"
+            else:
+                left = self.fold(call)[0] if entry.folds else call
+                reason = (entry.why_not_first(left) if asks else None) or entry.why_unsupported(left)
+                if reason is None:
+                    return _Plan(name, entry, left is not call)
+        raise ValueError(f"backend: {entries[-1][0]!r} cannot serve this call: {reason}")
 
     def _exported(self, call: _C) -> _Plan[_C]:
         """How to compute a call in a program that PyTorch exports: for any machine, not for this one."""
         _check_poses(call)
         linked = [self.packaged] if packaging() and not call.dropout else []
         return self._first(call, [("exported", entry) for entry in (*linked, *self.exported)])
-
-
-def _why_not(entry: Backend[_C], call: _C, first: bool) -> str | None:
-    return (entry.why_not_first(call) if first else None) or entry.why_unsupported(call)
 
 
 def _check_poses(call: Call) -> None:

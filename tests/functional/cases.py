@@ -98,6 +98,13 @@ def outputs_and_gradients(backend, tensors, grid, terms, query, keys="all", drop
     return outcome(GridCall(*tensors, terms, grid, grid, query=query, keys=keys, dropout=dropout), backend)
 
 
+def twice_differentiated(backend, tensors, grid, terms, query):
+    """Gradients of the square of the gradients."""
+    out = attention(*tensors, grid, terms, query=query, backend=backend)
+    grads = torch.autograd.grad(out.square().sum(), leaves(tensors, terms), create_graph=True)
+    return torch.autograd.grad(sum(g.square().sum() for g in grads), leaves(tensors, terms))
+
+
 def refusal(backend, tensors, grid, terms, query, keys="all", dropout=0.0):
     """Why a backend cannot serve a call, or None."""
     call, _ = ON_GRIDS.fold(GridCall(*tensors, terms, grid, grid, query=query, keys=keys, dropout=dropout))

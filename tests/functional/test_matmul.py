@@ -22,9 +22,12 @@ from escnn_attention.functional.matmul import (
 )
 
 
-def random(*shape: int) -> torch.Tensor:
-    torch.manual_seed(sum(shape))
+def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def arguments(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    return [drawn(*shape) for shape in shapes]
 
 
 # Short rows, short columns, both, neither.
@@ -34,11 +37,11 @@ SIZES = [(20, 5, 3), (3, 5, 20), (4, 5, 3), (17, 5, 18), (1, 4, 30), (30, 4, 1)]
 @pytest.mark.parametrize(("rows", "inner", "columns"), SIZES)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_products(rows, inner, columns, transposed):
-    a = random(2, 3, rows, inner)
-    b = random(2, 3, columns, inner).mT if transposed else random(2, 3, inner, columns)
+    a = drawn(2, 3, rows, inner)
+    b = drawn(2, 3, columns, inner).mT if transposed else drawn(2, 3, inner, columns)
     torch.testing.assert_close(matmul(a, b), a @ b)
     torch.testing.assert_close(matmul(a, b[:, :1]), a @ b[:, :1])
-    weight = random(2, 3, rows, columns)
+    weight = drawn(2, 3, rows, columns)
     torch.testing.assert_close(
         torch.autograd.grad((matmul(a, b) * weight).sum(), (a, b)),
         torch.autograd.grad(((a @ b) * weight).sum(), (a, b)),
@@ -49,8 +52,8 @@ def test_products(rows, inner, columns, transposed):
 @pytest.mark.slow
 def test_derivatives_of_both_orders(rows, inner, columns):
     for check in torch.autograd.gradcheck, torch.autograd.gradgradcheck:
-        assert check(matmul, (random(2, rows, inner), random(2, inner, columns)))
-        assert check(add_to_each, (random(2, 3, columns), random(2, 1, columns)))
+        assert check(matmul, (drawn(2, rows, inner), drawn(2, inner, columns)))
+        assert check(add_to_each, (drawn(2, 3, columns), drawn(2, 1, columns)))
 
 
 # As PyTorch's own products, whose double precision autocast leaves alone.
@@ -61,7 +64,7 @@ under_autocast = pytest.mark.parametrize(
 
 @under_autocast
 def test_half_precision_under_autocast(dtype, lower):
-    a, b = (t.detach().to(dtype).requires_grad_() for t in (random(2, 20, 5), random(2, 5, 3)))
+    a, b = (t.detach().to(dtype).requires_grad_() for t in (drawn(2, 20, 5), drawn(2, 5, 3)))
     with torch.autocast("cpu", torch.bfloat16):
         y = matmul(a, b)
         assert y.dtype == (a @ b).dtype == lower
@@ -94,17 +97,12 @@ def test_long_sums_are_made_in_parts_where_there_are_many_cores(monkeypatch, tra
 
 @pytest.mark.parametrize("shape", [(2, 4, 3, 1, 6), (2, 4, 1, 1, 6), (2, 4, 3, 5, 6), (6,)])
 def test_sums_with_rows_that_all_share(shape):
-    x, rows = random(2, 4, 3, 5, 6), random(*shape)
+    x, rows = drawn(2, 4, 3, 5, 6), drawn(*shape)
     torch.testing.assert_close(add_to_each(x, rows), x + rows)
     torch.testing.assert_close(
         add_to_each(x, rows[..., ::2].repeat_interleave(2, -1)), x + rows[..., ::2].repeat_interleave(2, -1)
     )
     assert add_to_each(x.float(), rows).dtype == torch.float64
-
-
-def arguments(*shapes):
-    torch.manual_seed(0)
-    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
 # With many channels for a group one product is taken for all of them.
@@ -164,10 +162,6 @@ def test_grouped_products_inside_transforms(size):
 
 
 GROUPS = pytest.mark.parametrize("groups", [1, 3])
-
-
-def drawn(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
 class Copies(TorchDispatchMode):

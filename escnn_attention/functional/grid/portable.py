@@ -41,21 +41,7 @@ _CHANNELS = 16
 
 
 def attention(call: GridCall) -> Tensor:
-    """Attention of terms that are added to the keys: see :func:`escnn_attention.functional.attention`.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional import PositionalBias, attention
-        >>> from escnn_attention.functional.grid import portable
-        >>> from escnn_attention.functional.grid.call import GridCall
-        >>> from escnn_attention.geometry.grid import Grid
-        >>> from escnn_attention.geometry.windows import Window
-        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
-        >>> grid, bias = Grid((5, 5), Window(3)), PositionalBias(4, spatial=torch.randn(2, 4, 9, 8))
-        >>> found = portable.attention(GridCall(q, k, v, bias, grid, grid))
-        >>> torch.allclose(found, attention(q, k, v, grid, bias, backend="reference"), atol=1e-5)
-        True
-    """
+    """Attention of terms that are added to the keys: see :func:`escnn_attention.functional.attention`."""
     positions, exact = call.offsets, PRECISE[call.v.dtype]
     in_windows = positions.window.kernel_size is not None
     bias = call.bias.explicit(positions) if in_windows else call.bias

@@ -85,16 +85,6 @@ def depthwise_kernels(x: Tensor, grad: Tensor, *, kernel_size: int, dilation: in
 
     Returns:
         ``(n, C, *kernel)``.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional.responses.convolution import depthwise, depthwise_kernels
-        >>> x, grad = torch.randn(2, 2, 3, 5, 5).unbind()
-        >>> kernels = torch.randn(3, 1, 3, 3, requires_grad=True)
-        >>> (expected,) = torch.autograd.grad(depthwise(x, kernels, dilation=1), kernels, grad)
-        >>> found = depthwise_kernels(x.unsqueeze(0), grad, kernel_size=3, dilation=1)
-        >>> torch.allclose(found, expected.transpose(0, 1), atol=1e-4)
-        True
     """
     padding, dimensions = dilation * (kernel_size // 2), grad.dim() - 2
     if circular:

@@ -21,6 +21,7 @@ from tests.functional.cases import (
     leaves,
     outputs_and_gradients,
     refusal,
+    twice_differentiated,
 )
 from tests.functional.cuda import needs_cuda, on_cuda
 
@@ -141,17 +142,11 @@ def test_transforms_see_what_is_done(monkeypatch, window, terms, piece):
 @pytest.mark.parametrize("piece", [1, 2**24])
 def test_second_derivatives_only_without_fused_kernels(monkeypatch, piece):
     monkeypatch.setattr(dense, "ENTRIES_PER_CHUNK", piece)
-    tensors, grid, terms = case(2, 2, 2, (3, 3), Window(), {"waves", "pose"})
-
-    def second(backend):
-        out = attention(*tensors, grid, terms, query="all", backend=backend)
-        first = torch.autograd.grad(out.square().sum(), tensors, create_graph=True)
-        return torch.autograd.grad(sum(t.square().sum() for t in first), leaves(tensors, terms))
-
+    arguments = (*case(2, 2, 2, (3, 3), Window(), {"waves", "pose"}), "all")
     with pytest.raises(RuntimeError, match="not implemented"):
-        second("dense")
+        twice_differentiated("dense", *arguments)
     with sdpa_kernel(SDPBackend.MATH):
-        assert_same(second("dense"), second("reference"))
+        assert_same(twice_differentiated("dense", *arguments), twice_differentiated("reference", *arguments))
 
 
 def test_a_batch_of_nothing():

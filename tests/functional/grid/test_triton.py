@@ -28,9 +28,9 @@ from tests.functional.cases import (
     assert_same,
     case,
     cases,
-    leaves,
     outputs_and_gradients,
     refusal,
+    twice_differentiated,
 )
 from tests.functional.cuda import needs_cuda, on_cuda
 
@@ -95,13 +95,6 @@ def test_frames_and_lifting_agree_with_the_reference(passes, keys, query):
     poses = 1 if keys == "all" else 3
     arguments = (*case(3, poses, poses, (4,), Window(3), {"spatial"}, heads=1, batch=1), query, keys)
     assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
-
-
-def twice_differentiated(backend, tensors, grid, terms, query):
-    """Gradients of the square of the gradients."""
-    out = attention(*tensors, grid, terms, query=query, backend=backend)
-    grads = torch.autograd.grad(out.square().sum(), leaves(tensors, terms), create_graph=True)
-    return torch.autograd.grad(sum(g.square().sum() for g in grads), leaves(tensors, terms))
 
 
 def agree_or_refuse(arguments):
