@@ -66,9 +66,8 @@ def case(
 
 def changed(bias, function):
     """The bias with what a function makes of each of its tensors."""
-    tables = {name: function(t) for name in TABLES if (t := getattr(bias, name)) is not None}
     waves = bias.waves and Waves(function(bias.waves.frequencies), function(bias.waves.readout))
-    return replace(bias, waves=waves, **tables)
+    return replace(bias, waves=waves).map_tables(function, *TABLES)
 
 
 def leaves(tensors, bias):

@@ -134,7 +134,6 @@ def test_every_operator_is_compiled_with_its_gradients(make):
 @pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS)
 def test_every_operator_gives_what_operations_of_pytorch_give(make):
     operator, call = make()
-    torch.manual_seed(1)
     leaves = [t for t in call[: operator.leaves] if t is not None]
     ways = operator(call), operator.forward(*call), operator.passes.plainly(call)
     direct, traced, plain = (outputs(operator, way) for way in ways)

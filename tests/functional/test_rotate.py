@@ -41,7 +41,6 @@ def complex_waves(x, angle, amplitudes=None, pose=None):
 
 
 def compare(device: str, dtype: torch.dtype, shapes: list, tolerance: float, function, formula):
-    torch.manual_seed(0)
     given = [None if s is None else torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
     expected = formula(*given)
     weight = torch.randn_like(expected)
@@ -87,7 +86,6 @@ def test_rotating_on_cuda(shape, angles, dtype, tolerance):
 
 
 def test_of_fewer_axes():
-    torch.manual_seed(0)
     x, angle = torch.randn(4, 7, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
     torch.testing.assert_close(rotate(x, angle), complex_product(x, angle))
     torch.testing.assert_close(attach_waves(x, angle, width=16), complex_waves(x, angle))

@@ -17,7 +17,6 @@ def network(points, inverse, layer, shift, readout, poses, index):
 
 def drawn(shape: tuple[int, ...]) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Points, matrices of three poses, weights and a table, and which rows of it each pose has."""
-    torch.manual_seed(0)
     rows, dim, functions, heads, channels = shape
     sizes = (
         (rows, dim),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -108,6 +108,11 @@ class PositionalBias:
     def adds_to_keys(self) -> bool:
         """Whether the terms are vectors that are added to the keys, and nothing else."""
         return not self.absolute and self.rotary is self.log_measure is self.log_window is None
+
+    def map_tables(self, function: Callable[[Tensor], Tensor], *names: str) -> PositionalBias:
+        """The bias with a function of the tables of these names, where they are given."""
+        found: dict[str, Any] = {n: function(t) for n in names if (t := getattr(self, n)) is not None}
+        return replace(self, **found)
 
     def explicit(self, positions: Grid | GridPair) -> PositionalBias:
         """The bias with its function of the offset as a table.

@@ -131,13 +131,9 @@ def _merged(bias: PositionalBias, query: QueryMode, key_poses: int) -> tuple[Pos
 
 def _of_poses(bias: PositionalBias, poses: slice) -> PositionalBias:
     """The terms of some of the output poses."""
-
-    def pick(table: Tensor | None) -> Tensor | None:
-        return None if table is None else table[:, poses]
-
     waves = bias.waves and Waves(bias.waves.frequencies[:, poses], bias.waves.readout)
-    num_poses = len(range(bias.num_poses)[poses])
-    return replace(bias, num_poses=num_poses, spatial=pick(bias.spatial), pose=pick(bias.pose), waves=waves)
+    bias = replace(bias, num_poses=len(range(bias.num_poses)[poses]), waves=waves)
+    return bias.map_tables(lambda table: table[:, poses], "spatial", "pose")
 
 
 _KERNELS = [

@@ -91,10 +91,8 @@ def _fold_keys(call: _H) -> tuple[_H, Unfold]:
     heads, poses = call.q.shape[0], call.q.shape[3]
     own = call.query == "own"
 
-    def per_pose(table: Tensor | None) -> Tensor | None:
+    def per_pose(table: Tensor) -> Tensor:
         """A table ``(M or 1, H, ...)`` for the heads (m, h) in the own mode, and for (m, h̃) in the mode ``"all"``."""
-        if table is None:
-            return None
         table = table.expand(heads, *table.shape[1:])
         return table.flatten(0, 1).unsqueeze(1) if own else table.repeat_interleave(poses, 0)
 
@@ -109,26 +107,17 @@ def _fold_keys(call: _H) -> tuple[_H, Unfold]:
             pose = pose.transpose(1, 2).flatten(0, 1).unsqueeze(2)
     waves = bias.waves
     if waves is not None:
-        frequencies = per_pose(waves.frequencies)
-        assert frequencies is not None
         readout = waves.readout.expand(heads, -1, -1).repeat_interleave(poses, 0)
-        waves = Waves(frequencies, readout)
-    folded = replace(
-        bias,
-        num_poses=1 if own else bias.num_poses,
-        spatial=per_pose(bias.spatial),
-        query_spatial=per_pose(bias.query_spatial),
-        pose=pose,
-        waves=waves,
-        rotary=per_pose(bias.rotary),
-    )
+        waves = Waves(per_pose(waves.frequencies), readout)
+    bias = replace(bias, num_poses=1 if own else bias.num_poses, pose=pose, waves=waves)
+    bias = bias.map_tables(per_pose, "spatial", "query_spatial", "rotary")
 
     def unfold(out: Tensor) -> Tensor:
         out = out.unflatten(0, (heads, poses))
         return out.squeeze(4).movedim(1, 3) if own else out.sum(1)
 
     q, k, v = (t.movedim(3, 1).flatten(0, 1).unsqueeze(3) for t in (call.q, call.k, call.v))
-    return replace(call, q=q, k=k, v=v, bias=folded, keys="all"), unfold
+    return replace(call, q=q, k=k, v=v, bias=bias, keys="all"), unfold
 
 
 def _fold_frames(call: _H, points: Tensor, key_points: Tensor | None = None) -> tuple[_H, Unfold]:
@@ -183,19 +172,9 @@ def _fold_measure(call: _H) -> tuple[_H, Unfold]:
     q = torch.cat([scale * q, q.new_ones(1).expand(*q.shape[:-1], 1)], dim=-1)
     k = torch.cat([scale * k, measure.unsqueeze(-1).expand(*k.shape[:-1], 1)], dim=-1)
 
-    def widened(table: Tensor | None) -> Tensor | None:
-        return None if table is None else scale * F.pad(table, (0, 1))
-
     waves = bias.waves and Waves(bias.waves.frequencies, scale * F.pad(bias.waves.readout, (0, 0, 0, 1)))
-    bias = replace(
-        bias,
-        spatial=widened(bias.spatial),
-        query_spatial=widened(bias.query_spatial),
-        pose=widened(bias.pose),
-        waves=waves,
-        log_measure=None,
-        log_window=None,
-    )
+    bias = replace(bias, waves=waves, log_measure=None, log_window=None)
+    bias = bias.map_tables(lambda table: scale * F.pad(table, (0, 1)), "spatial", "query_spatial", "pose")
 
     def unfold(out: Tensor) -> Tensor:
         return out[..., :channels]

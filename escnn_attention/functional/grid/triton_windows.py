@@ -175,12 +175,10 @@ def _launch(name: str, call: Arguments, rows: slice, tensors: dict[str, Tensor |
         t = tensors.get(table)
         sizes[f"{table}_head"] = 0 if t is None or len(t) == 1 else t.stride(0)
     kernel = getattr(kernels("grid.triton_kernels"), name)
-    # What there is none of is not read.
-    given = {n: call.q if t is None else t for n, t in tensors.items()}
     window = steps(tuple(call.shape), call.kernel_size, call.window, call.dilation, device)
-    given |= {"steps": window, "seed": call.q if call.seed is None else call.seed}
-    names = taken("grid.triton_kernels", name)
-    arguments = {n: value for n, value in (given | sizes).items() if n in names}
+    given, names = {**tensors, **sizes, "steps": window, "seed": call.seed}, taken("grid.triton_kernels", name)
+    # What there is none of is not read.
+    arguments = {n: call.q if value is None else value for n, value in given.items() if n in names}
     # Where an output pose has all query poses, their gradients have a launch for each stretch of output poses: a loop
     # over these in the kernel would hold more pointers than registers do.
     stretches = range(0, call.num_poses if call.sum_query_poses else 1, chosen.outputs)

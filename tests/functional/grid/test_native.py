@@ -418,7 +418,6 @@ def test_scores_of_any_size(query, size):
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropout_drops_at_its_rate_and_independently(rate, query, dtype):
-    torch.manual_seed(0)
     assert_independent("native", Grid((30, 30), Window(7)), 4, 3, query, rate, dtype, of_neighbours=0.03)
 
 

@@ -11,7 +11,6 @@ from escnn_attention.geometry.windows import Window
 
 
 def test_probabilities_of_chosen_queries_are_those_of_all():
-    torch.manual_seed(0)
     grid = Grid((4, 4), Window(3))
     q, k = torch.randn(2, 2, 1, 16, 3, 2, dtype=torch.float64)
     terms = PositionalBias(3, torch.randn(1, 3, 9, 2, dtype=torch.float64))
@@ -25,7 +24,6 @@ def test_probabilities_of_chosen_queries_are_those_of_all():
 @pytest.mark.parametrize("query", ["own", "all"])
 def test_queries_whose_keys_are_all_hidden(query):
     """A mask of everything, and one that leaves some windows empty: finite gradients, those of other backends."""
-    torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 25, 4, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
     measure = torch.zeros(2, 1, 25, dtype=torch.float64)
     measure[0], measure[1, :, 5:] = -torch.inf, -torch.inf
@@ -73,7 +71,6 @@ def seen(window, offset, step):
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("seen_poses", ["all", "own"])
 def test_attention_is_a_loop_over_pairs(queries, keys, kind, query, seen_poses):
-    torch.manual_seed(0)
     heads, dim, poses, channels = 2, len(queries.shape), 2, 4
     numbers = [queries.num_positions, keys.num_positions]
     q, k, v = (torch.randn(heads, 1, n, poses, channels, dtype=torch.float64) for n in (*numbers, numbers[1]))

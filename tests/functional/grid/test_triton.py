@@ -381,7 +381,6 @@ def test_dropout_on_cuda(query):
     q, k, v = (torch.zeros(4, 4, 900, 4, 8, device="cuda") for _ in range(3))
     v.requires_grad_()
     grid = Grid((30, 30), Window(3), device="cuda")
-    torch.manual_seed(0)
     out = attention(q, k, v + 1, grid, PositionalBias(4), query=query, dropout=rate, backend="triton")
     inside = (out / (4 if query == "all" else 1))[..., 0].transpose(2, 3).unflatten(-1, (30, 30))[..., 1:-1, 1:-1]
     assert inside.var().item() == pytest.approx(rate / (1 - rate) / keys, rel=0.06)

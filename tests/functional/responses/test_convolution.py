@@ -22,7 +22,6 @@ from escnn_attention.functional.responses.convolution import (
 )
 @pytest.mark.parametrize("circular", [False, True])
 def test_depthwise_and_the_gradient_of_its_kernels(size, kernel_size, dilation, dimensions, circular):
-    torch.manual_seed(0)
     x = torch.randn(2, 3, 4, *[size] * dimensions, dtype=torch.float64)
     kernels = torch.randn(2, 4, 1, *[kernel_size] * dimensions, dtype=torch.float64, requires_grad=True)
     padding, seen = dilation * (kernel_size // 2), x
