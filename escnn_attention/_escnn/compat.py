@@ -1,4 +1,4 @@
-"""Keeps six faults of escnn away from whoever imports :mod:`escnn_attention`.
+"""Keeps seven faults of escnn away from whoever imports :mod:`escnn_attention`.
 
 escnn 1.0.11 imports lie_learn, which there is not for NumPy 2, nor after Python 3.12:
 :mod:`~escnn_attention._escnn.lie_learn` stands in for it.
@@ -14,6 +14,9 @@ them.
 
 And it reads Clebsch-Gordan coefficients from its cache on disk wherever it needs one, hundreds of times for a
 convolution of regular fields, which is most of the time that this takes to be built. Here each is read once.
+
+A product of groups, such as the full octahedral one, makes and checks all of its elements each time that it is asked
+for them or for their number, as layers do for each of their fields. Here it makes them once.
 
 ``SequentialModule.export`` is documented to return a module in eval mode, and its root is in training mode. Exports of
 convolutions and of poolings leave out an option: ``padding_mode``, ``output_padding`` or ``ceil_mode``.
@@ -42,6 +45,7 @@ def apply() -> None:
         warnings.filterwarnings("ignore", message=".*py3nj.*")
         import_escnn()
     from escnn.group import _clebsh_gordan, _numerical
+    from escnn.group.directproduct import DirectProductGroup
     from escnn.group.groups import ico, octa
 
     _numerical.randomized_svd = None
@@ -52,6 +56,9 @@ def apply() -> None:
     coefficients = _clebsh_gordan._clebsh_gordan_tensor
     if isinstance(coefficients, MemorizedFunc):
         _clebsh_gordan._clebsh_gordan_tensor = _remembered(coefficients)
+    elements = DirectProductGroup.elements.fget
+    if not hasattr(elements, "__wrapped__"):
+        DirectProductGroup.elements = property(_made_once(elements))
     from escnn import nn
     from escnn.nn.modules.pooling.pointwise_max import _PointwiseMaxPoolND
 
@@ -77,6 +84,18 @@ def _complete(export: Callable[[Any], Any], names: tuple[str, ...]) -> Callable[
         return plain
 
     return exported
+
+
+def _made_once(elements: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The elements of a group, kept with it."""
+
+    @functools.wraps(elements)
+    def made_once(group: Any) -> Any:
+        if not hasattr(group, "_elements"):  # the name that groups have for them which keep their own
+            group._elements = elements(group)
+        return group._elements
+
+    return made_once
 
 
 def _remembered(kept: Callable[..., Any]) -> Callable[..., Any]:

@@ -131,6 +131,20 @@ def test_coefficients_are_read_once(monkeypatch):
     assert len(read) == 3
 
 
+def test_elements_of_products_are_made_once(monkeypatch):
+    group = gspaces.fullOctaOnR3().fibergroup
+    elements = list(group.elements)
+    monkeypatch.setattr(type(group), "pair_elements", None)
+    assert group.order() == len(group.elements) == 48
+    assert all(a is b for a, b in zip(group.elements, elements, strict=True))
+    monkeypatch.undo()
+    # As escnn alone has them, which makes them each time.
+    alone = type(group).elements.fget.__wrapped__
+    assert alone(group) == elements
+    assert alone(group)[0] is not elements[0]
+    assert gspaces.flipRot3dOnR3().fibergroup.elements is None
+
+
 @pytest.mark.parametrize(
     ("name", "gspace", "options"),
     [
