@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 from escnn import gspaces, nn
-from escnn.nn import FieldType, GeometricTensor
+from escnn.nn import GeometricTensor
 
 import escnn_attention as ea
 from escnn_attention import (
@@ -214,8 +214,7 @@ def test_modules_work_among_those_of_escnn():
 
 
 def test_points_that_have_nothing_to_attend_to():
-    space = gspaces.rot2dOnR2(4)
-    in_type = FieldType(space, [space.regular_repr])
+    in_type = spaces.regular(C4.gspace, 1)
     layer = PointSelfAttention(in_type, in_type)
     x = GeometricTensor(torch.randn(3, in_type.size), in_type, torch.randn(3, 2))
     with pytest.raises(ValueError, match=r"edge_index: .*point 0 \(2 such"):
@@ -235,8 +234,7 @@ def test_points_that_have_nothing_to_attend_to():
 
 def test_masked_points_are_not_there():
     torch.manual_seed(10)
-    space = gspaces.rot2dOnR2(4)
-    in_type = mixed(space)
+    in_type = mixed(C4.gspace)
     batch = torch.tensor([0, 0, 0, 1, 1, 1])
     mask = torch.tensor([True, False, True, True, True, False])
     for rule in ({}, {"radius": 1.5}, {"num_neighbours": 2}):
@@ -255,8 +253,7 @@ def test_masked_points_are_not_there():
 
 
 def test_not_a_number_stays_where_it_is_seen():
-    space = gspaces.rot2dOnR2(4)
-    in_type = FieldType(space, [space.regular_repr])
+    in_type = spaces.regular(C4.gspace, 1)
     layer = PointSelfAttention(in_type, in_type, radius=1.0).double()
     coords = torch.tensor([[0.0, 0.0], [0.5, 0.0], [5.0, 0.0], [5.5, 0.0], [5.2, 0.0]]).double()
     x = torch.randn(5, 4).double()
@@ -267,8 +264,7 @@ def test_not_a_number_stays_where_it_is_seen():
 
 
 def test_bad_inputs():
-    space = gspaces.rot2dOnR2(4)
-    fields = FieldType(space, 2 * [space.regular_repr])
+    fields = spaces.regular(C4.gspace, 2)
     layer = PointSelfAttention(fields, fields)
     x = GeometricTensor(torch.randn(4, 8), fields, torch.randn(4, 2))
     long = torch.long
@@ -311,13 +307,12 @@ def test_bad_inputs():
         PointSelfAttention(fields, fields, radius=1.0, backend="dense")(x)
     with pytest.raises(ValueError, match="input_shape"):
         layer.evaluate_output_shape((4, 8, 3))
-    other = FieldType(space, [space.regular_repr])
     with pytest.raises(ValueError, match="type"):
-        layer(GeometricTensor(torch.randn(4, 4), other, torch.randn(4, 2)))
+        layer(cloud(spaces.regular(C4.gspace, 1), 4))
 
 
 def test_bad_features_of_edges():
-    fields = FieldType(gspaces.rot2dOnR2(4), 2 * [gspaces.rot2dOnR2(4).regular_repr])
+    fields = spaces.regular(C4.gspace, 2)
     layer, without = PointSelfAttention(fields, fields, edge_dim=2), PointSelfAttention(fields, fields)
     x, edges = GeometricTensor(torch.randn(4, 8), fields, torch.randn(4, 2)), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
     batch, mask = torch.tensor([0, 0, 0, 1]), torch.tensor([True, True, True, False])

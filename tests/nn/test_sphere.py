@@ -28,10 +28,9 @@ from tests.test_copies import saved
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 @pytest.mark.parametrize("lifts", [True, False])
 def test_the_error_of_rotations_falls_with_the_samples(space, lifts):
-    space = SPACES[space]
     in_type = scalars(space) if lifts else mixed(space)
     x = on_sphere(in_type, 10)
     errors = []
@@ -58,14 +57,13 @@ def test_with_wrong_frames_it_does_not_fall(monkeypatch):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("lifts", [True, False])
 @pytest.mark.parametrize("encoding", ["mlp", "fourier", "kernel", "none"])
 @pytest.mark.slow
 def test_the_formula(space, query, lifts, encoding):
     """Scores from the quotients of the frames, one by one."""
-    space = SPACES[space]
     torch.manual_seed(2)
     encodings = {"mlp": MLPEncoding(hidden=4), "fourier": FourierEncoding(3), "kernel": PairKernel(hidden=4)}
     encodings["none"] = NoEncoding()
@@ -258,10 +256,9 @@ def test_errors():
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 @pytest.mark.slow
 def test_the_block(space):
-    space = SPACES[space]
     torch.manual_seed(4)
     fields = mixed(space)
     x = on_sphere(fields, 6)

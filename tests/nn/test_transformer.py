@@ -33,6 +33,7 @@ from tests.nn.points import cloud, mixed
 norms = pytest.mark.parametrize("norm", ["gsa", "pre"])
 C4 = gspaces.rot2dOnR2(4)
 REGULAR_FIELD = [C4.regular_repr]
+REGULAR, VECTORS = spaces.regular(C4, 2), FieldType(C4, [C4.irrep(1)])
 
 
 def without(block, branch):
@@ -71,14 +72,13 @@ def test_is_the_formula(norm, same):
 
 
 def test_scopes_of_the_norms():
-    hidden = spaces.regular(C4, 2)
     for norm, norm_scope, expected in (
         ("gsa", None, "sample"),
         ("pre", None, "position"),
         ("gsa", "position", "position"),
         ("pre", "sample", "sample"),
     ):
-        block = TransformerBlock(hidden, hidden, norm=norm, norm_scope=norm_scope, kernel_size=None)
+        block = TransformerBlock(REGULAR, REGULAR, norm=norm, norm_scope=norm_scope, kernel_size=None)
         assert {m.plain.scope for m in block.modules() if isinstance(m, FieldLayerNorm)} == {expected}
 
 
@@ -142,21 +142,18 @@ def test_dropout_takes_vectors_as_a_whole():
 
 
 def test_attention_maps_are_those_of_the_attention_inside():
-    hidden = spaces.regular(C4, 2)
-    block = drawn(TransformerBlock(hidden, hidden, 2, 3))
-    x = spaces.random_field(hidden, 4, 4)
+    block = drawn(TransformerBlock(REGULAR, REGULAR, 2, 3))
+    x = spaces.random_field(REGULAR, 4, 4)
     maps = block.attention_maps(x, [(1, 2)], [0, 3])
     assert maps.shape == (2, 2, 2, 1, 1, 4, 4, 4)
     torch.testing.assert_close(maps.sum((-3, -2, -1)), torch.ones(2, 2, 2, 1, 1).double())
-    inside = nn.SequentialModule(FieldLayerNorm(hidden, "sample"), SiLU(hidden)).double()
+    inside = nn.SequentialModule(FieldLayerNorm(REGULAR, "sample"), SiLU(REGULAR)).double()
     inside.load_state_dict(block.before.state_dict())
     torch.testing.assert_close(maps, block.attention.attention_maps(inside(x), [(1, 2)], [0, 3]))
     with pytest.raises(TypeError, match="input: TransformerBlock got Tensor"):
         block.attention_maps(x.tensor, [(1, 2)])
 
 
-VECTORS = FieldType(C4, [C4.irrep(1)])
-REGULAR = spaces.regular(C4, 2)
 POINTWISE = {"norm": "pre", "projection": "pointwise"}
 
 
@@ -283,12 +280,10 @@ def test_an_attentive_convolution_has_no_maps_of_queries():
 
 def test_a_bias_that_the_norm_takes_out_is_none():
     """The first bias of the network of a GSA-Nets block with a single hidden field."""
-    space = spaces.PLANE["C4"]()
-    fields = spaces.regular(space, 2)
     name = "feed_forward.0.plain.projection.bias"
-    assert name not in TransformerBlock(fields, fields, 2, 3).state_dict()
-    assert name in TransformerBlock(fields, fields, 2, 3, hidden_fields=2).state_dict()
-    assert name.replace("0", "1") in TransformerBlock(fields, fields, 2, 3, norm="pre", hidden_fields=1).state_dict()
+    assert name not in TransformerBlock(REGULAR, REGULAR, 2, 3).state_dict()
+    assert name in TransformerBlock(REGULAR, REGULAR, 2, 3, hidden_fields=2).state_dict()
+    assert name.replace("0", "1") in TransformerBlock(REGULAR, REGULAR, 2, 3, norm="pre", hidden_fields=1).state_dict()
 
 
 @pytest.mark.parametrize("kind", ["gsa", "pre", "points"])
@@ -489,9 +484,11 @@ def test_bad_arguments():
 
 def test_parts_of_a_block_can_be_watched_and_replaced():
     """The computation is that of the plain block, with the equivariant parts as they are when the block is called."""
-    fields = spaces.regular(C4, 2)
-    block, other = TransformerBlock(fields, fields, 1, 3).double(), GroupSelfAttention(fields, fields, 1, 3).double()
-    x, seen = spaces.random_field(fields, 5, 5), []
+    block, other = (
+        TransformerBlock(REGULAR, REGULAR, 1, 3).double(),
+        GroupSelfAttention(REGULAR, REGULAR, 1, 3).double(),
+    )
+    x, seen = spaces.random_field(REGULAR, 5, 5), []
     block.attention.register_forward_hook(lambda _, inputs, output: seen.extend([*inputs, output]))
     before = block(x)
     assert [type(value) for value in seen] == [GeometricTensor, GeometricTensor]
