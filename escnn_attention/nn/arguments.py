@@ -290,9 +290,8 @@ def choose_attention(
     """The attention of a block between these types: a module, or what makes one; options beside it are refused."""
     for name, value in unused.items():
         raise ValueError(f"{name}: got {value!r} beside an attention, which has options of its own; leave out one")
-    layer = attention if isinstance(attention, EquivariantModule) or not callable(attention) else None
-    if layer is None:
-        layer = attention(in_type, out_type)
+    is_made = isinstance(attention, EquivariantModule) or not callable(attention)
+    layer = attention if is_made else attention(in_type, out_type)
     if not isinstance(layer, EquivariantModule):
         raise TypeError(
             f"attention: got {type(layer).__name__}, needed an equivariant module, or a function of two types that "

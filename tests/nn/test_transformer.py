@@ -484,10 +484,7 @@ def test_bad_arguments():
 
 def test_parts_of_a_block_can_be_watched_and_replaced():
     """The computation is that of the plain block, with the equivariant parts as they are when the block is called."""
-    block, other = (
-        TransformerBlock(REGULAR, REGULAR, 1, 3).double(),
-        GroupSelfAttention(REGULAR, REGULAR, 1, 3).double(),
-    )
+    block, other = (layer(REGULAR, REGULAR, 1, 3).double() for layer in (TransformerBlock, GroupSelfAttention))
     x, seen = spaces.random_field(REGULAR, 5, 5), []
     block.attention.register_forward_hook(lambda _, inputs, output: seen.extend([*inputs, output]))
     before = block(x)
