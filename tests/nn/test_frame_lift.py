@@ -76,16 +76,6 @@ def test_it_is_the_formula():
         torch.testing.assert_close(found[:, :, pose], expected, rtol=1e-10, atol=1e-10)
 
 
-def test_vectors_as_input():
-    in_type = FieldType(D4, [D4.irrep(1, 1), D4.irrep(1, 0), D4.trivial_repr])
-    lift = FrameLift(convolutional(4), D4, channels=5, in_type=in_type)
-    assert equivariance_report(lift, (1, 4, 9, 9)).relative_error < 1e-12
-    # Vectors that are taken for scalars are not transformed.
-    lift = FrameLift(convolutional(4), D4, channels=5, in_type=FieldType(D4, 4 * [D4.trivial_repr]))
-    lift.in_type = in_type
-    assert equivariance_report(lift, (1, 4, 9, 9)).relative_error > 1e-2
-
-
 @pytest.mark.parametrize("poses_at_once", [None, 1, 3])
 def test_tokens_and_prefix_tokens(poses_at_once):
     lift = FrameLift(Tokens(), D4, poses_at_once=poses_at_once).double().eval()

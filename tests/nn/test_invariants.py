@@ -28,18 +28,6 @@ def test_tokens_that_look_at_poses_by_number_change():
     assert spaces.grid_error(pool, x) > 1e-3
 
 
-def test_is_the_formula():
-    pool, x = drawn(REGULAR), spaces.random_field(REGULAR, 2, 3)
-    rows = pool.plain.project_in(x.tensor.flatten(2).mT)
-    read = []
-    for m in range(2):
-        scores = torch.einsum("tc,bnpc->btnp", pool.plain.tokens[m], rows[m]) / 2**0.5
-        p = scores.exp() / scores.exp().sum((-1, -2), keepdim=True)
-        read.append(torch.einsum("btnp,bnpc->btc", p, rows[2 + m]))
-    expected = pool.plain.readout(torch.cat(read, -1)).flatten(1)
-    torch.testing.assert_close(pool(x).tensor[:, :, 0, 0], expected)
-
-
 def test_maps_are_what_it_reads_by_and_turn_with_the_input():
     pool, x = drawn(REGULAR), spaces.random_field(REGULAR, 3, 3)
     mask = torch.rand(2, 3, 3) < 0.7
