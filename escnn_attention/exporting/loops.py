@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from escnn_attention.exporting.mode import constant_result
+
 _OLDEST = "2.13"
 """The version of PyTorch whose loops have gradients, and use tensors of sizes that are only known when they run."""
 
@@ -22,12 +24,9 @@ def why_no_loops() -> str | None:
     return None
 
 
+@constant_result  # Dynamo runs it, in place of following it, and so shows the message.
 def _refuse_loops() -> NoReturn:
     raise NotImplementedError(f"torch.export of attention between points: {why_no_loops()}")
-
-
-# Dynamo runs it, in place of following it, and so shows the message.
-_refuse_loops._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def name_sizes_apart() -> None:

@@ -21,6 +21,15 @@ _ALWAYS_EXPORTING = torch.__version__ < "2.12"
 """Whether ``is_exporting`` is True for all that Dynamo follows, exported or not."""
 
 
+def constant_result(function: _F) -> _F:
+    """Have compilers take what a function returns for a constant, as ``torch.compiler.assume_constant_result`` does.
+
+    torch's own function imports the compiler, which takes longer than all else that is imported here.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def exporting() -> bool:
     """Whether ``torch.export``, what stands on it such as ``torch.onnx.export``, or ``torch.jit.trace`` is running."""
     if _ALWAYS_EXPORTING and torch.compiler.is_dynamo_compiling():
@@ -28,15 +37,12 @@ def exporting() -> bool:
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
+@constant_result
 def _dynamo_exports() -> bool:
     """Whether what Dynamo follows is for a program."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     return torch.compiler._is_exporting_flag or InstructionTranslator.current_tx().export
-
-
-# Dynamo runs it, in place of following it.
-_dynamo_exports._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @contextmanager

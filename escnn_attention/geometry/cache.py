@@ -18,21 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_in_torch_dispatch_mode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from escnn_attention.exporting.mode import exporting
+from escnn_attention.exporting.mode import constant_result, exporting
 
 _T = TypeVar("_T")
 
 _MOST_BYTES = 2**25
 """How much memory all tables may take that are kept, besides those that were asked for last."""
-
-
-def constant_result(function: Callable[..., _T]) -> Callable[..., _T]:
-    """Have compilers take what a function returns for a constant, as ``torch.compiler.assume_constant_result`` does.
-
-    torch's own function imports the compiler, which takes longer than all else that is imported here.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
 
 
 _tables: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
