@@ -22,6 +22,8 @@ from tests.layers import C4, CASES, Case
 from tests.packages import NEEDS_LOOPS, in_onnx, operators, write_down
 
 ON_GRIDS = [name for name, case in CASES.items() if case.on_one_plane]
+ON_POINTS = [name for name, case in CASES.items() if case.points and name != "HamiltonianNetwork"]
+EVERY = [*ON_GRIDS, *(pytest.param(name, marks=NEEDS_LOOPS) for name in ON_POINTS)]
 
 
 def mixed() -> nn.Module:
@@ -37,7 +39,6 @@ def mixed() -> nn.Module:
 
 
 MIXED = Case(mixed, shape=(2, 7, 7))
-BATCH = ({0: Dim("batch", max=2**31 - 1)},)  # PyTorch 2.7 needs a bound
 
 # What a machine does that has neither package: the file, the inputs and what is expected of them are its arguments.
 _ELSEWHERE = """
@@ -55,18 +56,38 @@ def written_down(monkeypatch):
     write_down(monkeypatch)
 
 
-def plain_and_input(case: Case, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Tensor]:
+def exported(case: Case, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, list[Tensor], dict[str, Tensor]]:
+    """The plain module, its inputs, and what else it takes."""
     module = case.drawn().to(dtype)
-    return module.export(), case.inputs(module, dtype=dtype)[0]
+    inputs = case.inputs(module, dtype=dtype)
+    return module.export(), inputs, case.named(inputs[0])
 
 
-def several(x: Tensor) -> Tensor:
-    """Another number of images, of another size."""
-    return torch.cat([x, 2 * x, -x[:1]])
+def others(inputs: list[Tensor], named: dict[str, Tensor]) -> list[tuple[list[Tensor], dict[str, Tensor]]]:
+    """Other numbers of images; or twice the points, clouds and edges, and the same."""
+    if len(inputs) == 1:
+        (x,) = inputs
+        return [([torch.cat([x, 2 * x, -x[:1]])], {}), ([x[:1]], {})]
+    twice = {key: torch.cat([value, value]) for key, value in named.items()}
+    if "batch" in named:
+        twice["batch"] = torch.cat([named["batch"], named["batch"] + 2])
+    if "edge_index" in named:
+        twice["edge_index"] = torch.cat([named["edge_index"], named["edge_index"] + len(inputs[0])], dim=1)
+    return [([torch.cat([t, t.flip(0)]) for t in inputs], twice), (inputs, named)]
 
 
-def program_of(plain: nn.Module, x: Tensor) -> ExportedProgram:
-    return torch.export.export(plain, (x,), dynamic_shapes=BATCH, strict=False)
+def free_sizes(inputs: list[Tensor], named: dict[str, Tensor]) -> Any:
+    if len(inputs) == 1:
+        return ({0: Dim("batch", max=2**31 - 1)},)  # PyTorch 2.7 needs a bound
+    free = {key: {1 if key == "edge_index" else 0: Dim.AUTO} for key in ("x", "coords", *named)}
+    if "edge_attr" in named:
+        free["edge_attr"] = dict.fromkeys(range(named["edge_attr"].dim() - 1), Dim.AUTO)
+    return free
+
+
+def program_of(plain: nn.Module, inputs: list[Tensor], named: dict[str, Tensor]) -> ExportedProgram:
+    free = free_sizes(inputs, named)
+    return torch.export.export(plain, tuple(inputs), named, dynamic_shapes=free, strict=False)
 
 
 def whose(program: ExportedProgram) -> set[str]:
@@ -77,6 +98,31 @@ def whose(program: ExportedProgram) -> set[str]:
 def assert_same(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
     assert found.shape == expected.shape
     assert (found - expected).abs().max() <= tolerance * max(1.0, expected.abs().max())
+
+
+@torch.no_grad()
+def check_outputs(run: Callable[..., Tensor], plain: nn.Module, inputs: list[Tensor], named: dict[str, Tensor]) -> None:
+    for tensors, options in others(inputs, named):
+        assert_same(run(*tensors, **options), plain(*tensors, **options))
+
+
+def check_program(program: ExportedProgram, plain: nn.Module, inputs: list[Tensor], named: dict[str, Tensor]) -> None:
+    """One of PyTorch's operators only."""
+    numbers = {"<built-in function getitem>", "<built-in function add>", "<built-in function mul>"}
+    assert "escnn_attention" not in whose(program)
+    assert len(inputs) > 1 or whose(program) <= {"aten"} | numbers, whose(program)
+    check_outputs(program.module(), plain, inputs, named)
+
+
+def check_onnx(program: ExportedProgram, plain: nn.Module, inputs: list[Tensor], named: dict[str, Tensor]) -> None:
+    """What ONNX is made of a program, which it changes."""
+    run = in_onnx(program)
+
+    def first(*tensors: Tensor, **options: Tensor) -> Tensor:
+        (found,) = run(*tensors, *options.values())
+        return found
+
+    check_outputs(first, plain, inputs, named)
 
 
 def test_nothing_is_exported_by_itself():
@@ -104,13 +150,10 @@ def test_what_is_compiled_is_not_exported():
         assert torch.equal(torch.export.export(Told(), (x,), strict=strict).module()(x), x.sin())
 
 
-ON_POINTS = [name for name, case in CASES.items() if case.points and name != "HamiltonianNetwork"]
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("name", ON_POINTS)
-def test_what_is_written_down_between_points_is_the_same(name, written_down, monkeypatch):
-    plain, inputs, named = on_points(CASES[name], torch.float64)
+@pytest.mark.sampled(14)
+@pytest.mark.parametrize("name", [*ON_GRIDS, *ON_POINTS])
+def test_what_is_written_down_is_the_same(name, written_down, monkeypatch):
+    plain, inputs, named = exported(CASES[name], torch.float64)
     with torch.no_grad():
         found = plain(*inputs, **named)
         monkeypatch.undo()
@@ -137,99 +180,40 @@ def test_who_sees_whom_is_written_down(options, written_down, monkeypatch):
             assert_same(y, plain(x, coords, **named), 1e-12)
 
 
-def on_points(case: Case, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, list[Tensor], dict[str, Tensor]]:
-    module = case.drawn().to(dtype)
-    inputs = case.inputs(module, dtype=dtype)
-    return module.export(), inputs, case.named(inputs[0])
-
-
-def program_of_points(plain: nn.Module, inputs: list[Tensor], named: dict[str, Tensor]) -> ExportedProgram:
-    return torch.export.export(plain, tuple(inputs), named, dynamic_shapes=free_sizes(named), strict=False)
-
-
-def free_sizes(named: dict[str, Tensor]) -> dict[str, dict[int, Any]]:
-    free = {key: {1 if key == "edge_index" else 0: Dim.AUTO} for key in ("x", "coords", *named)}
-    if "edge_attr" in named:
-        free["edge_attr"] = dict.fromkeys(range(named["edge_attr"].dim() - 1), Dim.AUTO)
-    return free
-
-
-def check_points(name: str, onnx: bool = False) -> None:
-    """A program of PyTorch's, or what ONNX is made of it, for other numbers of points, clouds and edges."""
-    plain, inputs, named = on_points(CASES[name])
-    program = program_of_points(plain, inputs, named)
-    if onnx:
-        check_outputs(points_in_onnx(program), plain, inputs, named)
-    else:
-        check_program(program, plain, inputs, named)
-
-
-def check_program(program: ExportedProgram, plain: nn.Module, inputs: list[Tensor], named: dict[str, Tensor]) -> None:
-    assert not any("escnn" in operator for operator in operators(program))
-    check_outputs(program.module(), plain, inputs, named)
-
-
-def check_outputs(
-    run: Callable[..., Tensor],
-    plain: nn.Module,
-    inputs: list[Tensor],
-    named: dict[str, Tensor],
-    tolerance: float = 1e-5,
-) -> None:
-    """Those of other numbers of points, clouds and edges too."""
-    with torch.no_grad():
-        for tensors, options in ((inputs, named), twice_as_many(inputs, named)):
-            assert_same(run(*tensors, **options), plain(*tensors, **options), tolerance)
-
-
-def twice_as_many(inputs: list[Tensor], named: dict[str, Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Twice the points, clouds and edges."""
-    twice = {key: torch.cat([value, value]) for key, value in named.items()}
-    if "batch" in named:
-        twice["batch"] = torch.cat([named["batch"], named["batch"] + 2])
-    if "edge_index" in named:
-        twice["edge_index"] = torch.cat([named["edge_index"], named["edge_index"] + len(inputs[0])], dim=1)
-    return [torch.cat([t, t.flip(0)]) for t in inputs], twice
-
-
-def points_in_onnx(program: ExportedProgram) -> Callable[..., Tensor]:
-    run = in_onnx(program)
-    return lambda *tensors, **options: run(*tensors, *options.values())[0]
-
-
-@NEEDS_LOOPS
 @pytest.mark.sampled(1, of="exported files")
-@pytest.mark.parametrize("name", [name for name in ON_POINTS if "Self" in name])
-def test_files_of_points_take_any_number_and_are_used_where_neither_package_is(name, tmp_path, run_python):
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mixed", *(name for name in ON_GRIDS if not hasattr(models, name))),
+        *(pytest.param(name, marks=NEEDS_LOOPS) for name in ON_POINTS if "Self" in name),
+    ],
+)
+def test_files_take_any_number_and_are_used_where_neither_package_is(name, tmp_path, run_python):
     """A program, its file elsewhere, and what ONNX is made of it: one program for all, which takes seconds to write."""
-    plain, inputs, named = on_points(CASES[name])
-    program = program_of_points(plain, inputs, named)
+    plain, inputs, named = exported(MIXED if name == "mixed" else CASES[name])
+    program = program_of(plain, inputs, named)
     check_program(program, plain, inputs, named)
-    more, others = twice_as_many(inputs, named)
-    assert error_elsewhere(tmp_path, run_python, plain, program, *more, **others) < 1e-5
-    check_outputs(points_in_onnx(program), plain, inputs, named)  # last: ONNX changes the program
+    tensors, options = others(inputs, named)[0]
+    assert error_elsewhere(tmp_path, run_python, plain, program, *tensors, **options) < 1e-5
+    check_onnx(program, plain, inputs, named)
 
 
-@NEEDS_LOOPS
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("onnx", [False, True], ids=["pt2", "onnx"])
-@pytest.mark.parametrize("name", ON_POINTS)
-def test_files_of_layers_and_networks_on_points(name, onnx):
-    check_points(name, onnx)
+@pytest.mark.parametrize("check", [check_program, check_onnx])
+@pytest.mark.parametrize("name", EVERY)
+def test_files_of_layers_and_networks(name, check):
+    plain, *arguments = exported(CASES[name])
+    check(program_of(plain, *arguments), plain, *arguments)
 
 
-@NEEDS_LOOPS
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ON_POINTS)
-def test_compiled_packages_of_layers_and_networks_on_points(name, tmp_path):
+@pytest.mark.parametrize("name", EVERY)
+def test_compiled_packages(name, tmp_path):
     """By AOTInductor, which compiles for a minute."""
-    plain, inputs, named = on_points(CASES[name])
-    free = free_sizes(named)
+    plain, inputs, named = exported(CASES[name])
+    free = free_sizes(inputs, named)
     file = compile_package(plain, tuple(inputs), tmp_path / "n.pt2", kwargs=named, dynamic_shapes=free)
-    run = torch._inductor.aoti_load_package(str(file))
-    with torch.no_grad():
-        for tensors, options in ((inputs, named), twice_as_many(inputs, named)):
-            assert_same(run(*tensors, **options), plain(*tensors, **options))
+    check_outputs(torch._inductor.aoti_load_package(str(file)), plain, inputs, named)
 
 
 @NEEDS_LOOPS
@@ -259,49 +243,25 @@ def test_compiled_packages_take_masks_and_edges(given, tmp_path):
         torch.testing.assert_close(run(*args, **named), layer(*args, **named), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.sampled(9)
-@pytest.mark.parametrize("name", ON_GRIDS)
-def test_what_is_written_down_is_the_same(name, written_down, monkeypatch):
-    plain, x = plain_and_input(CASES[name], torch.float64)
-    with torch.no_grad():
-        found = plain(x)
-        monkeypatch.undo()
-        assert_same(found, plain(x), 1e-12)
-
-
 @pytest.mark.sampled(1, of="exported files")
-@pytest.mark.parametrize("name", ["mixed", *(name for name in ON_GRIDS if not hasattr(models, name))])
-def test_files_take_any_number_of_images_and_are_used_where_neither_package_is(name, tmp_path, run_python):
-    case = MIXED if name == "mixed" else CASES[name]
-    plain, x = plain_and_input(case)
-    program = program_of(plain, x)
-    assert error_elsewhere(tmp_path, run_python, plain, program, several(x)) < 1e-5
-    check_files(plain, x, program)
-
-
-@pytest.mark.sampled(1, of="exported files")
-@pytest.mark.parametrize("name", ["GroupSelfAttention", "AttentiveConv"])
+@pytest.mark.parametrize(
+    "name", ["GroupSelfAttention", "AttentiveConv", pytest.param("PointSelfAttention", marks=NEEDS_LOOPS)]
+)
 def test_strict_programs(name):
-    """Those that PyTorch reads Python for, in place of running it."""
-    plain, x = plain_and_input(CASES[name])
-    program = torch.export.export(plain, (x,), strict=True)
-    torch.testing.assert_close(program.module()(x), plain(x), atol=1e-5, rtol=1e-5)
-
-
-@NEEDS_LOOPS
-@pytest.mark.sampled(1, of="programs")
-def test_strict_programs_of_points():
-    plain, inputs, named = on_points(CASES["PointSelfAttention"])
-    free = free_sizes(named)
+    """Those that PyTorch reads Python for, in place of running it: for images, for as many as there are."""
+    plain, inputs, named = exported(CASES[name])
+    free = free_sizes(inputs, named) if len(inputs) > 1 else None
     program = torch.export.export(plain, tuple(inputs), named, dynamic_shapes=free, strict=True)
-    check_program(program, plain, inputs, named)
+    assert "escnn_attention" not in whose(program)
+    for tensors, options in others(inputs, named) if free else [(inputs, named)]:
+        assert_same(program.module()(*tensors, **options), plain(*tensors, **options))
 
 
 @NEEDS_LOOPS
 @pytest.mark.sampled(1, of="programs")
 def test_programs_of_points_have_gradients():
-    plain, inputs, named = on_points(CASES["PointSelfAttention"], torch.float64)
-    run = program_of_points(plain, inputs, named).module()
+    plain, inputs, named = exported(CASES["PointSelfAttention"], torch.float64)
+    run = program_of(plain, inputs, named).module()
     inputs = [t.requires_grad_() for t in inputs]
     found, expected = (torch.autograd.grad(made(*inputs, **named).square().sum(), inputs) for made in (run, plain))
     for of_program, of_layer in zip(found, expected, strict=True):
@@ -311,41 +271,20 @@ def test_programs_of_points_have_gradients():
 @pytest.mark.slow
 def test_without_loops_there_are_no_programs_of_points(monkeypatch):
     monkeypatch.setattr(loops, "_OLDEST", "99.0")
-    plain, inputs, named = on_points(CASES["PointSelfAttention"])
+    plain, inputs, named = exported(CASES["PointSelfAttention"])
     with pytest.raises(NotImplementedError, match=r"PyTorch .*, needed 99\.0"):
-        program_of_points(plain, inputs, named)
+        program_of(plain, inputs, named)
 
 
 def test_exported_modules_need_what_their_parts_are_of(without_escnn):
     """Unlike their files."""
+    plain, inputs, _ = exported(MIXED)
     with pytest.raises(AssertionError, match="escnn"):
-        without_escnn(*plain_and_input(MIXED))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ON_GRIDS)
-def test_files_of_layers_and_networks(name):
-    plain, x = plain_and_input(CASES[name])
-    check_files(plain, x, program_of(plain, x))
-
-
-def check_files(plain: nn.Module, x: Tensor, program: ExportedProgram) -> None:
-    """A program of PyTorch's operators only, and what ONNX is made of it."""
-    numbers = {"<built-in function getitem>", "<built-in function add>", "<built-in function mul>"}
-    assert whose(program) <= {"aten"} | numbers, whose(program)
-    batches = several(x), x[:1]
-    run = program.module()
-    for images in batches:
-        with torch.no_grad():
-            assert_same(run(images), plain(images))
-    in_file = in_onnx(program)
-    for images in batches:
-        with torch.no_grad():
-            assert_same(*in_file(images), plain(images))
+        without_escnn(plain, *inputs)
 
 
 def test_an_operator_of_this_package_would_be_noticed(monkeypatch):
-    plain, x = plain_and_input(CASES["LiftingSelfAttention"])
+    plain, (x,), _ = exported(CASES["LiftingSelfAttention"])
     monkeypatch.setattr(torch.compiler, "is_exporting", lambda: False)
     program = torch.export.export(plain, (x,), strict=False)
     assert "escnn_attention" in whose(program)
@@ -361,18 +300,6 @@ def error_elsewhere(folder, run_python, plain: nn.Module, program: ExportedProgr
     return float(run_python(_ELSEWHERE, folder / "n.pt2", folder / "inputs.pt"))
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ON_GRIDS)
-def test_compiled_packages(name, tmp_path):
-    """By AOTInductor, which compiles for a minute."""
-    plain, x = plain_and_input(CASES[name])
-    file = compile_package(plain, (x,), tmp_path / "n.pt2", dynamic_shapes=BATCH)
-    run = torch._inductor.aoti_load_package(str(file))
-    for images in (several(x), x[:1]):
-        with torch.no_grad():
-            assert_same(run(images), plain(images))
-
-
 @pytest.mark.parametrize("name", ["GroupSelfAttention", "AttentiveConv", "PointSelfAttention"])
 def test_torchscript_is_refused(name):
     plain = nn.Sequential(CASES[name].drawn().export())
@@ -383,7 +310,7 @@ def test_torchscript_is_refused(name):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow
 def test_traces_before_and_after_a_call():
-    plain, x = plain_and_input(CASES["GroupSelfAttention"])
+    plain, (x,), _ = exported(CASES["GroupSelfAttention"])
     for _ in range(2):
         with torch.no_grad():
             assert_same(torch.jit.trace(plain, x)(x), plain(x))

@@ -1,15 +1,16 @@
-"""Compiled loops as operators of packages, and packages of layers on points."""
+"""Compiled loops as operators of packages, and packages of layers, which run where neither package is."""
 
 import os
 import re
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
 from escnn import gspaces
+from escnn.group import GroupElement
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor, nn
 from torch._inductor import config
@@ -19,7 +20,7 @@ import escnn_attention as ea
 from escnn_attention import GroupSelfAttention, PairKernel, PointSelfAttention
 from escnn_attention.exporting import packaged
 from escnn_attention.exporting.mode import for_package
-from escnn_attention.functional import BETWEEN_POINTS
+from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS
 from escnn_attention.functional.grid import native
 from escnn_attention.functional.native import build
 from escnn_attention.functional.points import native as between_points_native
@@ -29,7 +30,6 @@ from tests.packages import ELSEWHERE, NEEDS_LOOPS, exported, times_written
 
 C4 = gspaces.rot2dOnR2(4)
 FIELDS = spaces.regular(C4, 2)
-AUTO = {0: Dim.AUTO}
 BATCH = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1])
 
 LOOPS = {"grids": native._packaged_loop, "points": between_points_native._packaged_loop}
@@ -170,57 +170,103 @@ def test_why_nothing_can_be_linked(monkeypatch):
     assert "needed 99.0 or later" in str(packaged.why_not_linked())
 
 
-LAYERS: dict[str, dict] = {
-    "whole clouds": {},
-    "radius": {"radius": 1.5},
-    "neighbours": {"num_neighbours": 3, "query": "all"},
-    "Fourier": {"encoding": "fourier", "radius": 2.0},
-    "rotary": {"encoding": ea.RotaryEncoding()},
-    "kernel": {"encoding": ea.PairKernel(hidden=4), "normalization": "count"},
-    "motions": {"encoding": ea.PairKernel(hidden=4), "relation": ea.LogMotion()},
-}
-# What the loop does not serve.
-OTHERS: dict[str, dict] = {"own keys": {"keys": "own", "radius": 1.5}}
-
-
 class Several(nn.Module):
-    """The outputs of some layers for the same points."""
+    """The outputs of some layers for the same input; classes say of what."""
 
     def __init__(self, *layers: nn.Module):
         super().__init__()
-        self.layers = nn.ModuleList(layers)
+        self.parts = nn.ModuleList(layers)
+
+    def each(self, x: Tensor, *at: Tensor, **named: Tensor) -> list[Tensor]:
+        return [part(x.to(next(part.parameters()).dtype), *at, **named) for part in self.parts]
+
+    @classmethod
+    def layer(cls, name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+        options = (cls.LAYERS | cls.OTHERS)[name]
+        return exported(cls.KIND(FIELDS, FIELDS, 2, head_fields=2, **options).to(dtype))
+
+
+class OnGrids(Several):
+    """For any number of images; at first of as many as heads, which a compiler must not take for the same."""
+
+    LOOP, KIND, REGISTRY = "grids", GroupSelfAttention, ON_GRIDS
+    LAYERS: ClassVar[dict[str, dict]] = {
+        "own keys, dilation": {"kernel_size": 3, "keys": "own", "dilation": 2},
+        "all queries": {"kernel_size": 3, "query": "all"},
+        "own queries": {"kernel_size": 5},
+        "disc, own queries and keys": {"kernel_size": 5, "keys": "own", "window": "disc"},
+        "rotary in a window": {"kernel_size": 3, "encoding": ea.RotaryEncoding()},
+        "global, Fourier": {"kernel_size": None, "encoding": "fourier"},
+        "global, Fourier, all queries": {"kernel_size": None, "encoding": "fourier", "query": "all"},
+        "global, rotary": {"kernel_size": None, "encoding": ea.RotaryEncoding()},
+        "global, MLP": {"kernel_size": None, "encoding": "mlp"},
+        "global, own keys": {"kernel_size": None, "keys": "own"},
+        "norm of queries and keys, registers": {"kernel_size": None, "qk_norm": True, "registers": 2},
+    }
+    OTHERS: ClassVar[dict[str, dict]] = {}
+    TOGETHER = ("own keys, dilation", "global, Fourier", "all queries")
+    FREE = ({0: Dim("batch", max=2**31 - 1)},)  # PyTorch 2.7 needs a bound
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return self.each(x)
+
+    @staticmethod
+    def example(number: int = 2) -> tuple[Tensor]:
+        return (torch.randn(number, FIELDS.size, 7, 7, dtype=torch.float64),)
+
+    def cases(self) -> list[tuple[Tensor]]:
+        """Other numbers of images; the last are not finite, but for one."""
+        (spoilt,) = self.example(3)
+        spoilt[0, 3, 1, 2], spoilt[1, 0, 5, 5] = torch.nan, torch.inf
+        return [self.example(3), self.example(1), (spoilt,)]
+
+    @staticmethod
+    def finite(y: Tensor) -> Tensor:
+        return y[2]
+
+
+class OnPoints(Several):
+    """For any number of points and clouds."""
+
+    LOOP, KIND, REGISTRY = "points", PointSelfAttention, BETWEEN_POINTS
+    LAYERS: ClassVar[dict[str, dict]] = {
+        "whole clouds": {},
+        "radius": {"radius": 1.5},
+        "neighbours": {"num_neighbours": 3, "query": "all"},
+        "Fourier": {"encoding": "fourier", "radius": 2.0},
+        "rotary": {"encoding": ea.RotaryEncoding()},
+        "kernel": {"encoding": PairKernel(hidden=4), "normalization": "count"},
+        "motions": {"encoding": PairKernel(hidden=4), "relation": ea.LogMotion()},
+    }
+    OTHERS: ClassVar[dict[str, dict]] = {"own keys": {"keys": "own", "radius": 1.5}}  # which the loop does not serve
+    TOGETHER = ("whole clouds", "own keys", "radius")
+    FREE = 3 * ({0: Dim.AUTO},)
 
     def forward(self, x: Tensor, coords: Tensor, batch: Tensor) -> list[Tensor]:
-        return [layer(x.to(next(layer.parameters()).dtype), coords, batch=batch) for layer in self.layers]
+        return self.each(x, coords, batch=batch)
+
+    @staticmethod
+    def example(batch: Tensor = BATCH) -> tuple[Tensor, Tensor, Tensor]:
+        number = len(batch)
+        return *(torch.randn(number, size, dtype=torch.float64) for size in (FIELDS.size, 2)), batch
+
+    def cases(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Other numbers of points, clouds and neighbours, in any order; and clouds that are of very different sizes.
+
+        A feature of the last is not finite, of one point of the first cloud.
+        """
+        batches = torch.arange(21) % 4, torch.tensor([0, 7, *([3] * 12)]), torch.zeros(5, dtype=torch.long)
+        spoilt = self.example()
+        spoilt[0][1, 3] = torch.nan
+        return [self.example(), *map(self.example, batches), spoilt]
+
+    @staticmethod
+    def finite(y: Tensor) -> Tensor:
+        return y[BATCH == 1]
 
 
-def layer(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    options = {**LAYERS, **OTHERS}[name]
-    made = ea.PointSelfAttention(FIELDS, FIELDS, 2, head_fields=2, **options).to(dtype)
-    return exported(made)
-
-
-def points(batch: Tensor = BATCH) -> tuple[Tensor, Tensor, Tensor]:
-    number = len(batch)
-    x, coords = torch.randn(number, FIELDS.size, dtype=torch.float64), torch.randn(number, 2, dtype=torch.float64)
-    return x, coords, batch
-
-
-def spoilt(batch: Tensor = BATCH) -> tuple[Tensor, Tensor, Tensor]:
-    """A feature that is not finite, of one point of the first cloud."""
-    x, coords, batch = points(batch)
-    x[1, 3] = torch.nan
-    return x, coords, batch
-
-
-def cases() -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Other numbers of points, clouds and neighbours, in any order; and clouds that are of very different sizes."""
-    several, uneven = torch.arange(21) % 4, torch.tensor([0, 7, *([3] * 12)])
-    return [points(), points(several), points(uneven), points(torch.zeros(5, dtype=torch.long)), spoilt()]
-
-
-def compiled(plain: nn.Module, folder) -> Callable[..., list[Tensor]]:
-    file = compile_package(plain, points(), folder / "n.pt2", dynamic_shapes=(AUTO, AUTO, AUTO))
+def compiled(plain: Several, folder) -> Callable[..., list[Tensor]]:
+    file = compile_package(plain, plain.example(), folder / "n.pt2", dynamic_shapes=plain.FREE)
     return torch._inductor.aoti_load_package(str(file))
 
 
@@ -230,93 +276,106 @@ def compiler() -> None:
         pytest.skip(reason)
 
 
-def check_equivariance(run: Callable[..., list[Tensor]], tolerances: list[float]) -> None:
+def check_equivariance(run: Callable[..., list[Tensor]], plain: Several, tolerances: list[float]) -> None:
     """And the output is not the same for every element."""
-    x, coords, batch = points()
+    x, *at = plain.example()
     turn, other = list(C4.testing_elements)[1:3]
 
-    def turned(y: Tensor, element) -> Tensor:
-        matrix = torch.from_numpy(FIELDS.representation(element)).to(y)
-        return y @ matrix.T
+    def turned(y: Tensor, element: GroupElement = turn) -> GeometricTensor:
+        return GeometricTensor(y, FIELDS, *at[:1]).transform(element)
 
-    rotation = torch.from_numpy(C4.basespace_action(turn)).to(coords)
-    outputs, found = run(x, coords, batch), run(turned(x, turn), coords @ rotation.T, batch)
-    for y, of_turned, tolerance in zip(outputs, found, tolerances, strict=True):
-        expected = turned(y, turn)
+    moved = turned(x)
+    found = run(moved.tensor, *([moved.coords, *at[1:]] if at else []))
+    for y, of_turned, tolerance in zip(run(x, *at), found, tolerances, strict=True):
+        expected = turned(y).tensor
         assert (of_turned - expected).abs().max() <= tolerance * expected.abs().max()
-        assert (of_turned - turned(y, other)).abs().max() > 0.1 * expected.abs().max()
+        assert (of_turned - turned(y, other).tensor).abs().max() > 0.1 * expected.abs().max()
 
 
-def check_values(run: Callable[..., list[Tensor]], plain: nn.Module, tolerances: list[float]) -> None:
-    """Those of other numbers of points, too; and what is not finite stays in its cloud."""
-    for inputs in cases():
+def check_values(run: Callable[..., list[Tensor]], plain: Several, tolerances: list[float]) -> None:
+    """Those of other inputs, too; and what is not finite stays in its image or cloud."""
+    for inputs in (cases := plain.cases()):
         for found, y, tolerance in zip(run(*inputs), plain(*inputs), tolerances, strict=True):
             assert torch.equal(found.isnan(), y.isnan())
             assert (found - y).nan_to_num().abs().max() <= tolerance * y.nan_to_num().abs().max()
-            if inputs[0].isnan().any():
-                assert found.isnan().any()
-                assert not found[BATCH == 1].isnan().any()
+    for y in plain(*cases[-1]):
+        assert y.isnan().any()
+        assert not plain.finite(y).isnan().any()
 
 
-@NEEDS_LOOPS
+kinds = pytest.mark.parametrize("kind", [OnGrids, pytest.param(OnPoints, marks=NEEDS_LOOPS)])
+
+
+@kinds
 @pytest.mark.sampled(1, of="exported files")
 @pytest.mark.usefixtures("compiler")
 @torch.no_grad()
-def test_a_package_of_points_where_neither_package_is(tmp_path, run_python):
-    """Loops of both precisions, and what they do not serve, for any number of points and clouds."""
-    plain = Several(layer("whole clouds"), layer("own keys"), layer("radius", torch.float64))
-    run, tolerances = compiled(plain, tmp_path), [1e-5, 1e-5, 1e-12]
-    torch.save([(inputs, plain(*inputs)) for inputs in cases()], tmp_path / "inputs.pt")
+def test_a_package_where_neither_package_is(kind, tmp_path, run_python):
+    """Loops of both precisions, and what they do not serve."""
+    dtypes, tolerances = (torch.float32, torch.float32, torch.float64), [1e-5, 1e-5, 1e-12]
+    plain = kind(*map(kind.layer, kind.TOGETHER, dtypes))
+    run, cases = compiled(plain, tmp_path), plain.cases()
+    torch.save([(inputs, plain(*inputs)) for inputs in cases], tmp_path / "inputs.pt")
     errors = run_python(ELSEWHERE, tmp_path / "n.pt2", tmp_path / "inputs.pt", build._folder()).split()
-    assert len(errors) == 3 * len(cases())
-    for error, tolerance in zip(map(float, errors), len(cases()) * tolerances, strict=True):
+    assert len(errors) == 3 * len(cases)
+    for error, tolerance in zip(map(float, errors), len(cases) * tolerances, strict=True):
         assert error < tolerance
     check_values(run, plain, tolerances)
-    check_equivariance(run, tolerances)
+    check_equivariance(run, plain, tolerances)
 
 
-@NEEDS_LOOPS
+@kinds
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @torch.no_grad()
-def test_packages_of_all_kinds_of_layers_on_points(tmp_path, dtype):
+def test_packages_of_all_kinds_of_layers(kind, tmp_path, dtype):
     """In one package: most of the time goes by for what all have in common."""
-    names = [*LAYERS, *OTHERS]
-    plain, tolerance = Several(*(layer(name, dtype) for name in names)), 1e-5 if dtype == torch.float32 else 1e-12
-    run = compiled(plain, tmp_path)
-    check_values(run, plain, len(names) * [tolerance])
-    check_equivariance(run, len(names) * [tolerance])
+    plain = kind(*(kind.layer(name, dtype) for name in kind.LAYERS | kind.OTHERS))
+    run, tolerances = compiled(plain, tmp_path), len(plain.parts) * [1e-5 if dtype == torch.float32 else 1e-12]
+    check_values(run, plain, tolerances)
+    check_equivariance(run, plain, tolerances)
 
 
-def program_of(plain: nn.Module) -> ExportedProgram:
-    x, coords, batch = points()
-    return torch.export.export(
-        plain, (x.float(), coords), {"batch": batch}, dynamic_shapes={"x": AUTO, "coords": AUTO, "batch": AUTO}
-    )
+def program_of(kind: type[Several], name: str) -> ExportedProgram:
+    x, *at = kind.example()
+    plain = kind(kind.layer(name))
+    return torch.export.export(plain, (x.float(), *at), dynamic_shapes=kind.FREE, strict=False)
 
 
-def loops_of(program: ExportedProgram) -> int:
-    return times_written(program, "packaged_points")
+def loops_of(kind: type[Several], name: str) -> int:
+    return times_written(program_of(kind, name), f"packaged_{kind.LOOP}")
 
 
-@NEEDS_LOOPS
 @pytest.mark.sampled(1, of="programs")
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_loop_between_points_is_written_down_in_a_package(name, compiler):
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((OnGrids, name) for name in OnGrids.LAYERS),
+        *(pytest.param(OnPoints, name, marks=NEEDS_LOOPS) for name in OnPoints.LAYERS),
+    ],
+)
+def test_a_loop_is_written_down_once_and_for_packages_only(kind, name, compiler):
     with for_package():
-        program = program_of(layer(name))
-    assert loops_of(program) == 1
+        program = program_of(kind, name)
+    assert times_written(program, f"packaged_{kind.LOOP}") == 1
     (output,) = program.graph.output_node().args[0]
     assert not isinstance(output.meta["val"].shape[0], int)
+    assert loops_of(kind, name) == 0
 
 
-@NEEDS_LOOPS
 @pytest.mark.sampled(1, of="programs")
-@pytest.mark.parametrize("case", ["no package", "own keys", "elsewhere"])
-def test_what_the_loop_between_points_cannot_serve_is_of_pytorch(case, compiler, monkeypatch):
-    if case == "elsewhere":
-        backend = replace(BETWEEN_POINTS.packaged, why_unsupported=lambda _: "it lies elsewhere")
-        monkeypatch.setattr(BETWEEN_POINTS, "packaged", backend)
-    with nullcontext() if case == "no package" else for_package():
-        assert loops_of(program_of(layer("own keys" if case == "own keys" else "radius"))) == 0
+@pytest.mark.parametrize(
+    ("kind", "name", "elsewhere"),
+    [
+        (OnGrids, "own queries", True),
+        pytest.param(OnPoints, "radius", True, marks=NEEDS_LOOPS),
+        pytest.param(OnPoints, "own keys", False, marks=NEEDS_LOOPS),
+    ],
+)
+def test_what_the_loop_cannot_serve_is_of_pytorch(kind, name, elsewhere, compiler, monkeypatch):
+    if elsewhere:
+        backend = replace(kind.REGISTRY.packaged, why_unsupported=lambda _: "it lies elsewhere")
+        monkeypatch.setattr(kind.REGISTRY, "packaged", backend)
+    with for_package():
+        assert loops_of(kind, name) == 0
