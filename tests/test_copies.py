@@ -1,7 +1,6 @@
 """Every layer and network: what is copied, saved or exported computes the same."""
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -10,6 +9,7 @@ from escnn.nn import R2Conv
 
 from escnn_attention.models import HamiltonianNetwork
 from tests.layers import CASES, Case
+from tests.without_escnn import packed, unpacked
 
 EXPORTED = [name for name, case in CASES.items() if not case.training and name != "HamiltonianNetwork"]
 
@@ -22,10 +22,7 @@ def output(case: Case, module: torch.nn.Module) -> torch.Tensor:
 
 def saved(module: torch.nn.Module) -> torch.nn.Module:
     """A module that was written by ``torch.save`` and read again."""
-    buffer = io.BytesIO()
-    torch.save(module, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
+    return unpacked(packed(module))
 
 
 def pickled(module: torch.nn.Module) -> torch.nn.Module:

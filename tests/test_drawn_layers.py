@@ -5,7 +5,6 @@ A test is named after its seed: ``--seed`` with that number draws the same layer
 
 from __future__ import annotations
 
-import io
 import pickle
 from dataclasses import replace
 
@@ -21,6 +20,7 @@ from tests.drawing import AROUND, KINDS, Draw, Drawn, Layer, around
 from tests.layers import compute_by, gradients, served
 from tests.nn.attention import turned_error
 from tests.sampling import seeds
+from tests.without_escnn import packed, unpacked
 
 FEW = 4
 TOLERANCE = 1e-10
@@ -78,10 +78,8 @@ def check_copies(layer: Layer, drawn: Drawn) -> None:
     """What is saved, loaded and exported gives the same."""
     expected = drawn.output(layer, *drawn.tensors)
     other = drawn.layer(seed=-1)
-    file = io.BytesIO()
-    torch.save(layer.train().state_dict(), file)  # in eval mode escnn's convolutions keep kernels
-    file.seek(0)
-    other.train().load_state_dict(torch.load(file, weights_only=True))
+    file = packed(layer.train().state_dict())  # in eval mode escnn's convolutions keep kernels
+    other.train().load_state_dict(unpacked(file, weights_only=True))
     layer.eval(), other.eval()
     exports = [layer.export(), pickle.loads(pickle.dumps(layer.export()))]
     for found in (drawn.output(other, *drawn.tensors), *map(drawn.exported, exports)):

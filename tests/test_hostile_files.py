@@ -32,6 +32,7 @@ from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import read_checkpoint
 from escnn_attention.training.experiment.configuration import find_task
 from tests.sampling import seeds
+from tests.without_escnn import packed
 
 FEW = 6
 CONTENT = {
@@ -103,23 +104,15 @@ def checkpoint_of(draw: random.Random, hidden: Any) -> Any:
     return draw.choice(places)()
 
 
-def zipped(content: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(content, file)
-    return file.getvalue()
-
-
 def of_old_kind(content: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(content, file, _use_new_zipfile_serialization=False)
-    return file.getvalue()
+    return packed(content, _use_new_zipfile_serialization=False)
 
 
 def checkpoints(draw: random.Random, mark: Path, path: Path) -> Callable[[], Any]:
     """A checkpoint that runs code; returns the careless reader."""
     content = checkpoint_of(draw, trap(draw, mark))
     protocol = draw.randint(0, 5)
-    writers: list[Callable[[Any], bytes]] = [zipped, of_old_kind]
+    writers: list[Callable[[Any], bytes]] = [packed, of_old_kind]
     writer = draw.choice([*writers, partial(pickle.dumps, protocol=protocol)])
     path.write_bytes(writer(content))
     if isinstance(writer, partial):
@@ -168,8 +161,8 @@ KINDS = {
 
 
 DAMAGES: dict[str, Callable[[random.Random], bytes]] = {
-    "anywhere": lambda draw: mutated(draw, draw.choice([zipped, of_old_kind])(CONTENT)),
-    "records": lambda draw: with_other_records(draw, zipped(CONTENT)),
+    "anywhere": lambda draw: mutated(draw, draw.choice([packed, of_old_kind])(CONTENT)),
+    "records": lambda draw: with_other_records(draw, packed(CONTENT)),
 }
 
 

@@ -37,9 +37,9 @@ class WithoutEscnn:
             self._connection, theirs = self._python.pipe()
             self._process = self._python.start(_serve, theirs)
             theirs.close()
-        self._connection.send_bytes(_packed(request))
+        self._connection.send_bytes(packed(request))
         assert self._connection.poll(_PATIENCE_S), "no answer"
-        found, printed, error = _unpacked(self._connection.recv_bytes())
+        found, printed, error = unpacked(self._connection.recv_bytes())
         assert error is None, error
         return found, printed
 
@@ -50,14 +50,15 @@ class WithoutEscnn:
             self._process.join(60)
 
 
-def _packed(content: Any) -> bytes:
+def packed(content: Any, **options: Any) -> bytes:
+    """What ``torch.save`` writes."""
     file = io.BytesIO()
-    torch.save(content, file)
+    torch.save(content, file, **options)
     return file.getvalue()
 
 
-def _unpacked(content: bytes) -> Any:
-    return torch.load(io.BytesIO(content), weights_only=False)
+def unpacked(content: bytes, *, weights_only: bool = False) -> Any:
+    return torch.load(io.BytesIO(content), weights_only=weights_only)
 
 
 def _serve(connection: Any) -> None:
@@ -67,14 +68,14 @@ def _serve(connection: Any) -> None:
             request = connection.recv_bytes()
         except EOFError:
             return
-        connection.send_bytes(_packed(_answer(request)))
+        connection.send_bytes(packed(_answer(request)))
 
 
 def _answer(request: bytes) -> tuple[Any, str, str | None]:
     """What a network gives, or what code prints, or what went wrong."""
     printed = io.StringIO()
     try:
-        network, arguments, named = _unpacked(request)
+        network, arguments, named = unpacked(request)
         with torch.no_grad(), contextlib.redirect_stdout(printed):
             found = exec(network, {}) if isinstance(network, str) else network(*arguments, **named)
         assert not any(name.startswith("escnn.") for name in sys.modules)
