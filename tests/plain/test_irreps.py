@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 from escnn import gspaces
-from escnn.nn import FieldType, GeometricTensor
+from escnn.nn import GeometricTensor
 from torch.utils.checkpoint import checkpoint
 
 from escnn_attention import AttentionPool, GroupCrossAttention, GroupSelfAttention, PoseLinear
-from escnn_attention.groups.fibers import fibers, frames, invariant_vectors
+from escnn_attention.groups.fibers import frames, invariant_vectors
 from escnn_attention.plain.irreps import Irreps
-from escnn_attention.plain.projections import FromPoses, ToPoses
-from tests.plain.test_projections import GSPACES, every_gspace, rich_type
+from escnn_attention.plain.projections import FromPoses
+from tests.plain.test_projections import GSPACES, every_gspace, from_poses, rich_type, to_poses
+from tests.spaces import regular
 
 FIELDS = 4
 LARGE = {"full octahedral": gspaces.fullOctaOnR3, "full icosahedral": gspaces.fullIcoOnR3}
@@ -30,22 +31,16 @@ every_group = pytest.mark.parametrize(
 
 
 def field_type(gspace, kind):
-    return rich_type(gspace) if kind == "mixed" else FieldType(gspace, 3 * [gspace.regular_repr])
+    return rich_type(gspace) if kind == "mixed" else regular(gspace, 3)
 
 
 def projection(in_type, groups, transposed):
     """A projection in double precision, and the irreps of its features."""
     torch.manual_seed(groups)
-    order, segments = fibers(in_type.gspace).order, frames(in_type, dual=transposed)
-    if transposed:
-        invariants = invariant_vectors(in_type)
-        made = FromPoses(segments, in_type.size, FIELDS, order, groups=groups, invariants=invariants)
-        irreps = Irreps(segments, FIELDS, groups, invariants)
-    else:
-        made = ToPoses(segments, in_type.size, FIELDS, order, groups=groups, bias=2)
-        irreps = Irreps(segments, FIELDS, groups)
+    made = (from_poses if transposed else to_poses)(in_type, FIELDS, groups=groups, bias=2)
     torch.nn.init.normal_(made.bias)
-    return made.double(), irreps.double()
+    invariants = invariant_vectors(in_type) if transposed else None
+    return made, Irreps(frames(in_type, dual=transposed), FIELDS, groups, invariants).double()
 
 
 def features(shape, layout):
@@ -58,7 +53,7 @@ def features(shape, layout):
 
 def poses(in_type, groups, layout):
     """Random regular fields in the layout that a map to them has."""
-    to = projection(FieldType(in_type.gspace, [in_type.gspace.regular_repr]), groups, False)
+    to = projection(regular(in_type.gspace, 1), groups, False)
     x = features((2, to[1].order), layout)
     y = to[1].to_poses(x, to[0].weight, None)[0].detach()
     if layout == "images":
@@ -168,7 +163,7 @@ def test_weights_whose_rows_are_not_side_by_side(transposed):
 @pytest.mark.parametrize("transposed", [False, True], ids=["to poses", "from poses"])
 @pytest.mark.parametrize("layout", ["channels", "positions", "images"])
 def test_second_derivatives(layout, transposed, biased):
-    in_type, images = FieldType(GSPACES["C3"](), [GSPACES["C3"]().regular_repr]), layout == "images"
+    in_type, images = regular(GSPACES["C3"](), 1), layout == "images"
     groups = 1 + images
     made, irreps = projection(in_type, groups, transposed)
     x = poses(in_type, groups, layout) if transposed else features((1, in_type.size), layout)
@@ -184,7 +179,7 @@ def test_second_derivatives(layout, transposed, biased):
 
 def test_a_map_that_is_used_twice():
     """All its gradients, also those that have gradients of their own, are those of the expanded weights."""
-    in_type = FieldType(gspaces.flipRot2dOnR2(4), FIELDS * [gspaces.flipRot2dOnR2(4).regular_repr])
+    in_type = regular(gspaces.flipRot2dOnR2(4), FIELDS)
     (there, irreps), (here, irreps_back) = (projection(in_type, 1, back) for back in (False, True))
     irreps.least = irreps_back.least = 0
     x = features((2, in_type.size), "positions")
@@ -206,7 +201,7 @@ def test_a_map_that_is_used_twice():
 @pytest.fixture
 def layer():
     torch.manual_seed(0)
-    hidden = FieldType(gspaces.flipRot2dOnR2(4), 32 * [gspaces.flipRot2dOnR2(4).regular_repr])
+    hidden = regular(gspaces.flipRot2dOnR2(4), 32)
     return PoseLinear(hidden, hidden)
 
 
@@ -235,7 +230,7 @@ def test_irreps_where_they_save_time(layer, calls):
     torch.export.export(layer.plain, (x,))
     torch.func.vmap(layer.plain)(x[None])
     assert len(calls) == 1
-    narrow = FieldType(layer.in_type.gspace, 2 * [layer.in_type.gspace.regular_repr])
+    narrow = regular(layer.in_type.gspace, 2)
     assert PoseLinear(narrow, narrow).plain.projection.irreps is None
 
 
@@ -268,8 +263,7 @@ def test_lower_precision_and_checkpointing(layer, calls, dtype, tolerance):
 
 
 def test_gradients_of_many_images_in_half_precision():
-    gspace = gspaces.rot2dOnR2(8)
-    made, irreps = projection(FieldType(gspace, 8 * [gspace.regular_repr]), 2, False)
+    made, irreps = projection(regular(gspaces.rot2dOnR2(8), 8), 2, False)
     x = features((256, 64), "images")
 
     def gradients(dtype):
@@ -300,8 +294,7 @@ ON_GRIDS = {
 
 @pytest.mark.parametrize("name", ON_GRIDS)
 def test_layers_on_grids(name):
-    gspace = gspaces.flipRot2dOnR2(8)
-    fields = FieldType(gspace, 8 * [gspace.regular_repr])
+    fields = regular(gspaces.flipRot2dOnR2(8), 8)
     layer = ON_GRIDS[name](fields).double().plain
     x = (1 + (name == "cross-attention")) * [torch.randn(2, fields.size, 5, 7, dtype=torch.float64)]
     used = [module for module in layer.modules() if isinstance(module, Irreps)]
