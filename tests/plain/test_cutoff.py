@@ -19,6 +19,7 @@ from tests.nn.points import SPACES, cloud, mixed, worst_error, written_out
 
 RADIUS = 1.5
 C4, ON_R3 = gspaces.rot2dOnR2(4), SPACES["D3 on R3"]()
+REGULAR = FieldType(C4, [C4.regular_repr])
 BATCH = torch.tensor([0, 1, 0, 1, 0, 0, 1, 1, 0])
 BACKENDS = ["neighbours", "reference", *([] if native.why_not_built(torch.float32) else ["native"])]
 
@@ -38,11 +39,9 @@ class Learned(torch.nn.Module):
         return polynomial_envelope(t) * (1 + self.power.square() * t)
 
 
-def layer_of(fields, backend="auto", kind=PointSelfAttention, **options):
+def layer_of(fields, kind=PointSelfAttention, **options):
     torch.manual_seed(7)
     options = {"num_heads": 2, "head_fields": 3, "radius": RADIUS, "cutoff": True, **options}
-    if kind is PointSelfAttention:
-        options["backend"] = backend
     return kind(fields, fields, **options).double()
 
 
@@ -136,14 +135,13 @@ def test_energies_and_forces_do_not_jump_where_a_point_crosses_the_radius(name):
 @pytest.mark.parametrize("envelope", [True, cosine, Learned()], ids=["polynomial", "cosine", "learned"])
 @pytest.mark.slow
 def test_the_formula(backend, normalization, envelope):
-    fields = FieldType(C4, [C4.regular_repr])
     kernel = PairKernel("none", "mlp", "sum", hidden=3)
     options = {"normalization": normalization, "encoding": kernel, "edge_dim": 2, "head_fields": 1}
-    layer = layer_of(fields, backend, cutoff=envelope, **options)
-    data = cloud(fields, 5, seed=1)
+    layer = layer_of(REGULAR, backend=backend, cutoff=envelope, **options)
+    data = cloud(REGULAR, 5, seed=1)
     x, coords = data.tensor.requires_grad_(), data.coords.requires_grad_()
     measure, edge_attr = torch.rand(5).double() + 0.5, torch.randn(1, 5, 5, 2).double()
-    y = layer(GeometricTensor(x, fields, coords), measure=measure, edge_attr=edge_attr).tensor
+    y = layer(GeometricTensor(x, REGULAR, coords), measure=measure, edge_attr=edge_attr).tensor
     edges = ((coords[:, None] - coords).norm(dim=-1) <= RADIUS).nonzero().T
     expected = written_out(layer, data, edges, measure, edge_attr[0, edges[1], edges[0]])
     leaves = [x, coords, *(p for p in layer.parameters() if p.requires_grad)]
@@ -156,7 +154,7 @@ def test_the_formula(backend, normalization, envelope):
         if b is not None:
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
     layer.plain.cutoff = None
-    without = layer(GeometricTensor(x, fields, coords), measure=measure, edge_attr=edge_attr).tensor
+    without = layer(GeometricTensor(x, REGULAR, coords), measure=measure, edge_attr=edge_attr).tensor
     assert (without - y).abs().max() > 1e-3
 
 
@@ -165,13 +163,12 @@ def test_the_formula(backend, normalization, envelope):
 @pytest.mark.parametrize("normalization", ["softmax", "count"])
 @pytest.mark.slow
 def test_forces_are_differentiable(backend, normalization):
-    fields = FieldType(C4, [C4.regular_repr])
-    layer = layer_of(fields, backend, normalization=normalization, num_heads=1, head_fields=1)
+    layer = layer_of(REGULAR, backend=backend, normalization=normalization, num_heads=1, head_fields=1)
     x = torch.randn(3, 4, dtype=torch.float64)
     coords = torch.tensor([[0.0, 0.0], [0.9, 0.2], [-0.3, 1.2]], dtype=torch.float64, requires_grad=True)
 
     def energy(coords):
-        return layer(GeometricTensor(x, fields, coords)).tensor.sin().sum()
+        return layer(GeometricTensor(x, REGULAR, coords)).tensor.sin().sum()
 
     assert torch.autograd.gradcheck(energy, coords)
     assert torch.autograd.gradgradcheck(energy, coords)
@@ -181,19 +178,18 @@ def test_forces_are_differentiable(backend, normalization):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_derivatives_are_numbers_whatever_the_score_at_the_radius(backend, dtype):
     """Keys at the radius have by far the largest scores, and count nothing."""
-    fields = FieldType(C4, [C4.regular_repr])
-    layer = layer_of(fields, backend, num_heads=1, head_fields=1, encoding="none").to(dtype)
+    layer = layer_of(REGULAR, backend=backend, num_heads=1, head_fields=1, encoding="none").to(dtype)
     coords = torch.tensor([[0.0, 0.0], [0.5, 0.0], [RADIUS, 0.0], [0.0, RADIUS * (1 - 1e-6)]], dtype=dtype)
     x = torch.ones(4, 4, dtype=dtype)
     x[2] = 1000
     leaves = [x.requires_grad_(), coords.requires_grad_()]
-    y = layer(GeometricTensor(x, fields, coords)).tensor
+    y = layer(GeometricTensor(x, REGULAR, coords)).tensor
     grads = torch.autograd.grad(y.sum(), leaves, create_graph=True)
     again = torch.autograd.grad(sum(g.sin().sum() for g in grads), leaves)
     assert all(t.isfinite().all() for t in (y, *grads, *again))
     # Without the point at the radius the first point sees the same.
     there = torch.tensor([True, True, False, True])
-    apart = layer(GeometricTensor(x[there], fields, coords[there])).tensor
+    apart = layer(GeometricTensor(x[there], REGULAR, coords[there])).tensor
     torch.testing.assert_close(apart[0], y[0], rtol=1e-4, atol=1e-4)
 
 
@@ -243,20 +239,18 @@ def test_the_distance_is_that_of_the_relation():
 
 
 def test_a_module_is_copied_and_learned():
-    fields = FieldType(C4, [C4.regular_repr])
     envelope = Learned()
-    layer = layer_of(fields, cutoff=envelope)
+    layer = layer_of(REGULAR, cutoff=envelope)
     assert layer.plain.cutoff.function is not envelope
-    layer(cloud(fields, 6)).tensor.square().sum().backward()
+    layer(cloud(REGULAR, 6)).tensor.square().sum().backward()
     assert layer.plain.cutoff.function.power.grad.abs() > 0
     other = copy.deepcopy(layer)
     other.load_state_dict(layer.state_dict())
     assert "cutoff=Learned" in repr(layer)
-    assert "cutoff" not in repr(layer_of(fields, cutoff=False))
+    assert "cutoff" not in repr(layer_of(REGULAR, cutoff=False))
 
 
 def test_bad_cutoffs():
-    fields = FieldType(C4, [C4.regular_repr])
     for error, message, options in (
         (ValueError, "cutoff.*radius", {"radius": None}),
         (ValueError, "cutoff.*radius", {"radius": None, "num_neighbours": 3}),
@@ -268,4 +262,4 @@ def test_bad_cutoffs():
         (ValueError, "cutoff.*at least 0", {"cutoff": lambda t: t - 1}),
     ):
         with pytest.raises(error, match=message):
-            layer_of(fields, **options)
+            layer_of(REGULAR, **options)
