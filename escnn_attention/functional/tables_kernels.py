@@ -10,11 +10,6 @@ from escnn_attention.functional.vectors_kernels import precise
 
 
 @triton.jit
-def _sigmoid(x):
-    return 1 / (1 + tl.exp(-x))
-
-
-@triton.jit
 def _places(r, o, rows, C: tl.constexpr):
     """Where numbers of rows and columns are in a table of heads, rows and channels."""
     return (o // C * rows * C + o % C)[None, :] + (r * C)[:, None]
@@ -50,7 +45,7 @@ def table(
     total = tl.zeros((BR, OP), seen.dtype)
     for f in range(F):
         x = _inner(seen, layer, shift, f, d, D)
-        total += (x * _sigmoid(x))[:, None] * tl.load(readout + o * F + f, mask=o < MC, other=0.0)[None, :]
+        total += (x * tl.sigmoid(x))[:, None] * tl.load(readout + o * F + f, mask=o < MC, other=0.0)[None, :]
     tl.store(out + _places(r, o, rows, C), total.to(out.dtype.element_ty), mask=(r < rows)[:, None] & (o < MC)[None, :])
 
 
@@ -69,7 +64,7 @@ def table_back(
         r = start + tl.arange(0, BR)
         seen = _seen(points, inverse, r, d, rows, count, i0, i1, i2, D)
         x = _inner(seen, layer, shift, f, d, D)
-        s = _sigmoid(x)
+        s = tl.sigmoid(x)
         here = (r < rows)[:, None] & (o < MC)[None, :]
         change = tl.load(grad + _places(r, o, rows, C), mask=here, other=0.0).to(first.dtype)
         of_x = tl.sum(change * weights[None, :], axis=1) * s * (1 + x * (1 - s))
