@@ -73,11 +73,6 @@ def of_one_precision(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return (a, b) if a.dtype == dtype == b.dtype else (a.to(dtype), b.to(dtype))
 
 
-def _has_many_cores(x: Tensor) -> bool:
-    """Whether a product of few numbers leaves most of a device without work, if each is summed by one core."""
-    return x.is_cuda
-
-
 def _sum_in_parts(a: Tensor, b: Tensor) -> Tensor:
     """Products of ``(B, r, i)`` and ``(B, i, c)`` with long sums: partial ones are independent."""
     whole = a.shape[2] // _PARTS * _PARTS
@@ -103,7 +98,8 @@ class _Matmul(torch.autograd.Function):
     def forward(ctx: Any, a: Tensor, b: Tensor, transposed: bool) -> Tensor:
         ctx.save_for_backward(a, b)
         rows, columns = a.shape[1], b.shape[2]
-        if a.shape[2] >= _LONG_SUM and rows * columns <= _FEW_SUMS and _has_many_cores(a):
+        # Few sums by one core each would leave most of a device with many cores without work.
+        if a.shape[2] >= _LONG_SUM and rows * columns <= _FEW_SUMS and a.device.type in launch.DEVICES:
             return _sum_in_parts(a, b)
         if min(rows, columns) < _NARROW:
             transposed = columns < rows

@@ -73,7 +73,13 @@ def changed(bias, function):
 def leaves(tensors, bias):
     """Everything there is a gradient for."""
     waves = () if bias.waves is None else (bias.waves.frequencies, bias.waves.readout)
-    return [t for t in (*tensors, *(getattr(bias, name) for name in TABLES), *waves) if t is not None]
+    return [t for t in (*tensors, *waves, *(getattr(bias, name) for name in TABLES)) if t is not None]
+
+
+def with_leaves(call, tensors):
+    """The call with other leaves, in the order of :func:`leaves`."""
+    left = iter(tensors)
+    return replace(call, q=next(left), k=next(left), v=next(left), bias=changed(call.bias, lambda _: next(left)))
 
 
 def doubled(tensors, bias, dtype=torch.float64):

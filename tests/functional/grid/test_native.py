@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.functional import ON_GRIDS, PositionalBias, Waves, attention, working_memory
+from escnn_attention.functional import ON_GRIDS, PositionalBias, attention, working_memory
 from escnn_attention.functional.grid import native
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.geometry.grid import Grid
@@ -29,6 +29,7 @@ from tests.functional.cases import (
     outcome,
     outputs_and_gradients,
     refusal,
+    with_leaves,
 )
 from tests.functional.precise import EXTENDED, errors, exact, mean_ratio
 
@@ -148,25 +149,6 @@ def test_a_later_stretch_of_keys_may_have_any_larger_scores(query):
     k = (k.detach() * growing).requires_grad_()
     got, expected = (outputs_and_gradients(b, (q, k, v), grid, terms, query) for b in ("native", "reference"))
     assert_same(got, expected, 1e-8)
-
-
-@pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize(("window", "kinds"), [(Window(), {"waves", "pose"}), (Window(3), {"spatial", "pose"})])
-def test_dropout_is_the_same_in_the_backward_pass_and_in_bands_of_any_size(window, kinds, query):
-    tensors, grid, terms = case(2, 2, 2, (5, 4), window, kinds)
-
-    def function(q, k, v, *others, dropout=0.4):
-        torch.manual_seed(3)
-        waves = "waves" in kinds
-        bias = PositionalBias(2, pose=others[0], waves=Waves(*others[1:])) if waves else PositionalBias(2, *others)
-        return attention(q, k, v, grid, bias, query=query, dropout=dropout, backend="native")
-
-    inputs = leaves(tensors, terms)
-    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
-    whole = function(*inputs)
-    assert not torch.allclose(whole, function(*inputs, dropout=0.0), rtol=1e-3)
-    with working_memory(1):
-        torch.testing.assert_close(function(*inputs), whole)
 
 
 @pytest.mark.sampled(2)
@@ -351,20 +333,29 @@ def test_two_grids_in_any_number_of_threads(pair):
 
 
 @pytest.mark.parametrize("query", ["own", "all"])
-def test_dropout_between_two_grids_is_that_of_the_backward_pass(query):
-    call = replace(between((6, 4), (3, 2), (1, 2), Window(3), 2, 2, batch=1, query=query), dropout=0.4)
+@pytest.mark.parametrize(
+    ("window", "kinds", "two_grids"),
+    [
+        (Window(), {"waves", "pose"}, False),
+        (Window(3), {"spatial", "pose"}, False),
+        (Window(3), {"spatial", "pose"}, True),
+    ],
+)
+def test_dropout_is_the_same_in_the_backward_pass_and_in_bands_of_any_size(window, kinds, two_grids, query):
+    grid = Grid((6, 4), window)
+    keys = Grid((3, 2), Window(), spacing=2) if two_grids else grid
+    call = call_of(grid, keys, (2, 2, 2), kinds, query=query, dropout=0.4)
 
-    def function(q, k, v, table):
+    def function(*tensors):
         torch.manual_seed(3)
-        found = replace(call, q=q, k=k, v=v, bias=replace(call.bias, spatial=table))
-        return ON_GRIDS.compute(found, "native")
+        return ON_GRIDS.compute(with_leaves(call, tensors), "native")
 
-    inputs = (call.q, call.k, call.v, call.bias.spatial)
+    inputs = leaves((call.q, call.k, call.v), call.bias)
     assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
     whole = function(*inputs)
+    assert not torch.allclose(whole, ON_GRIDS.compute(replace(call, dropout=0.0), "native"), rtol=1e-3)
     with working_memory(1):
         torch.testing.assert_close(function(*inputs), whole)
-    assert not torch.allclose(whole, ON_GRIDS.compute(replace(call, dropout=0.0), "native"), rtol=1e-3)
 
 
 @pytest.mark.parametrize("backend", ["native", "blocked"])

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from escnn_attention import GroupSelfAttention, TransformerBlock
-from escnn_attention.functional import BACKENDS, PositionalBias, attention, autograd, launch, working_memory
+from escnn_attention.functional import BACKENDS, ON_GRIDS, PositionalBias, attention, autograd, launch, working_memory
 from escnn_attention.functional.grid import triton, triton_tiles, triton_windows
 from escnn_attention.functional.grid.call import Arguments, GridCall
 from escnn_attention.geometry.grid import Grid
@@ -26,11 +26,14 @@ from tests.functional.cases import (
     assert_as_exact,
     assert_independent,
     assert_same,
+    call_of,
     case,
     cases,
+    leaves,
     outputs_and_gradients,
     refusal,
     twice_differentiated,
+    with_leaves,
 )
 from tests.functional.cuda import needs_cuda, on_cuda
 
@@ -261,14 +264,14 @@ def test_what_is_not_finite_reaches_only_those_who_see_it(passes, query, strange
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.slow
 def test_dropout_is_the_same_in_every_pass_and_for_chunks_of_any_size(passes, query):
-    (q, k, v), grid, terms = case(2, 2, 2, (3,), Window(3), {"spatial", "pose"}, heads=1, channels=1)
+    grid = Grid((3,), Window(3))
+    call = call_of(grid, grid, (2, 2, 2), {"spatial", "pose"}, heads=1, channels=1, query=query, dropout=0.4)
 
     def function(*tensors):
         torch.manual_seed(3)
-        q, k, v, spatial, pose = tensors
-        return attention(q, k, v, grid, PositionalBias(2, spatial, pose), query=query, dropout=0.4, backend="triton")
+        return ON_GRIDS.compute(with_leaves(call, tensors), "triton")
 
-    inputs = (q, k, v, terms.spatial, terms.pose)
+    inputs = leaves((call.q, call.k, call.v), call.bias)
     whole = function(*inputs)
     with working_memory(1):
         torch.testing.assert_close(function(*inputs), whole)
