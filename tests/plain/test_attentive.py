@@ -1,4 +1,4 @@
-"""Attentive convolutions on tensors: the formula written out, what is held in memory, derivatives, export."""
+"""Attentive convolutions on tensors: the formula written out, what is held in memory, and precisions."""
 
 import pytest
 import torch

@@ -22,19 +22,13 @@ def test_is_the_formula(scope, space, has_mean):
         module.weight.copy_(torch.tensor([2.0, 3.0, 5.0]))
         module.bias.copy_(torch.tensor([0.75, -0.25]))
     x = 3 + 2 * torch.randn(2, 6, *space).double()
-    y = module(x).detach().flatten(2) if space else module(x).detach()[..., None]
-    x = x.flatten(2) if space else x[..., None]
-    scale, shift = [2, 2, 2, 3, 3, 5], [0.75, 0.75, 0.75, 0, 0, -0.25]
-    for b in range(2):
-        for n in range(x.shape[2]):
-            seen = x[b, :, n : n + 1] if scope == "position" else x[b]
-            mean = sum(v.item() for c in has_mean for v in seen[c]) / (len(has_mean) * seen.shape[1])
-            centred = seen.clone()
-            centred[has_mean] -= mean
-            variance = sum(v.item() ** 2 for v in centred.flatten()) / centred.numel()
-            for c in range(6):
-                value = (x[b, c, n].item() - (mean if c in has_mean else 0)) / (variance + 0.1) ** 0.5
-                assert y[b, c, n].item() == pytest.approx(scale[c] * value + shift[c], abs=1e-12)
+    over = (1,) if scope == "position" else tuple(range(1, x.dim()))
+    centred = x.clone()
+    centred[:, has_mean] -= x[:, has_mean].mean(over, keepdim=True)
+    scaled = centred / (centred.square().mean(over, keepdim=True) + 0.1).sqrt()
+    numbers = torch.tensor([[2, 2, 2, 3, 3, 5], [0.75, 0.75, 0.75, 0, 0, -0.25]]).double()
+    scale, shift = numbers.view(2, 6, *[1] * len(space))
+    torch.testing.assert_close(module(x), scale * scaled + shift, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("scope", ["position", "sample"])
