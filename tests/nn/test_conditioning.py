@@ -26,19 +26,13 @@ N = 5
 TIGHT = {"rtol": 1e-12, "atol": 1e-12}
 
 
-def candidates(gspace):
-    """The regular representation, irreps, a quotient and an induced one."""
-    some = [gspace.regular_repr, gspace.trivial_repr, *gspace.fibergroup.irreps()[-2:]]
-    if gspace.fibergroup == C4.fibergroup or gspace.fibergroup == gspaces.rot2dOnR2(8).fibergroup:
-        return [*some, gspace.quotient_repr(2), gspace.induced_repr(2, gspace.fibergroup.subgroup(2)[0].irrep(1))]
-    if gspace.fibergroup == D4.fibergroup:
-        return [*some, gspace.quotient_repr((None, 2)), gspace.induced_repr((None, 4), group.cyclic_group(4).irrep(1))]
-    return some
-
-
 def mixture(gspace):
-    """A type drawn at random."""
-    some = candidates(gspace)
+    """A type drawn at random: the regular representation, irreps, a quotient and an induced one."""
+    some = [gspace.regular_repr, gspace.trivial_repr, *gspace.fibergroup.irreps()[-2:]]
+    if gspace is C4:
+        some += [gspace.quotient_repr(2), gspace.induced_repr(2, gspace.fibergroup.subgroup(2)[0].irrep(1))]
+    elif gspace is D4:
+        some += [gspace.quotient_repr((None, 2)), gspace.induced_repr((None, 4), group.cyclic_group(4).irrep(1))]
     drawn = [some[int(i)] for i in torch.randint(len(some), (3,))]
     return FieldType(gspace, [*drawn, gspace.trivial_repr, gspace.fibergroup.irreps()[-1]])
 

@@ -10,12 +10,11 @@ from tests import spaces
 
 C4 = gspaces.rot2dOnR2(4)
 
-SPACES = list((spaces.PLANE | spaces.VOLUME).values())
-IDS = list(spaces.PLANE | spaces.VOLUME)
+SPACES = spaces.PLANE | spaces.VOLUME
 
 
 @pytest.mark.sampled(7)
-@pytest.mark.parametrize("make", SPACES, ids=IDS)
+@pytest.mark.parametrize("make", SPACES.values(), ids=SPACES)
 @pytest.mark.parametrize("size", [4, 5])
 def test_equivariant_at_even_and_odd_sizes(make, size):
     gspace = make()

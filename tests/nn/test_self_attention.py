@@ -35,9 +35,6 @@ C4, D3, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(3), gspaces.flipRot2dOn
 FIELDS = spaces.regular(C4, 2)
 
 
-some_encodings = pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute", "none"])
-
-
 def test_registers_of_a_pose_are_not_equivariant():
     layer, x = drawn(GroupSelfAttention(FIELDS, FIELDS, 1, 3, registers=1)), spaces.random_field(FIELDS, 3, 3)
     assert grid_error(layer, x) < 1e-12
@@ -64,7 +61,7 @@ def holes(*shape):
 
 
 @pytest.mark.sampled
-@some_encodings
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute", "none"])
 @pytest.mark.parametrize(("query", "keys"), [("own", "all"), ("all", "all"), ("own", "own")])
 @pytest.mark.parametrize("size", [3, None])
 def test_masks_on_grids(encoding, query, keys, size):
