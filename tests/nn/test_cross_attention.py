@@ -750,8 +750,9 @@ def test_points_of_one_set_are_point_self_attention():
     torch.testing.assert_close(layer(x, x).tensor, own(x).tensor)
 
 
-def clouds_of_points(encoding):
-    """A layer, and its arguments of two clouds with hidden keys that hold anything."""
+@pytest.mark.parametrize("encoding", ["mlp", "none"])
+def test_clouds_of_points_are_apart(encoding):
+    """A batch of clouds of any sizes, in any order, with hidden keys, is cloud by cloud."""
     tokens, atoms = mixed(sequence(C4)), mixed(C4)
     layer = drawn(
         GroupCrossAttention(tokens, atoms, tokens, head_fields=4, encoding=encoding, value_type=regular(C4, 1))
@@ -762,14 +763,6 @@ def clouds_of_points(encoding):
     hidden[[2, 4]] = True
     y.tensor[hidden] = torch.nan
     y.coords[hidden] = torch.inf
-    return layer, x, y, z, hidden, batch
-
-
-@pytest.mark.parametrize("encoding", ["mlp", "none"])
-def test_clouds_of_points_are_apart(encoding):
-    """A batch of clouds of any sizes, in any order, with hidden keys, is cloud by cloud."""
-    layer, x, y, z, hidden, batch = clouds_of_points(encoding)
-    tokens, atoms = x.type, y.type
     found = layer(x, y, z, hidden, key_batch=batch).tensor
     for i in range(2):
         some = (batch == i) & ~hidden
