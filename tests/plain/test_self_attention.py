@@ -224,8 +224,10 @@ COMPILED = {
 
 
 @pytest.mark.sampled(1, of="compiled graphs")
-@pytest.mark.parametrize("backend", ["auto", "blocked"])
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*((name, "auto") for name in COMPILED), ("own", "blocked"), ("all", "blocked"), ("lifting", "blocked")],
+)
 def test_exports_compile_to_one_graph(name, backend):
     torch.compiler.reset()  # there is a limit to how often one function is compiled
     layer = COMPILED[name]()
