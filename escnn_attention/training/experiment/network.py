@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from escnn.nn import FieldType
 
 from escnn_attention._checks import reason_of
 from escnn_attention.functional.layout import without_prefix
 from escnn_attention.models.description import DescriptionError, build, named
 from escnn_attention.models.limits import within
+from escnn_attention.training.data.fields import GridFields
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
 from escnn_attention.training.experiment.folder import BEST, LAST
@@ -114,3 +116,19 @@ def check_images(network: Any, num_classes: int, data: Any, name: str) -> None:
         given = getattr(data, attribute, None)
         if isinstance(given, int) and isinstance(needed, int) and given != needed:
             raise UserError(f"{name} is for {needed} {what}, but {type(data).__name__} has {given} ({attribute})")
+
+
+def check_fields(network: Any, data: GridFields, name: str) -> None:
+    """Check that the scalars and vectors of a network ``name`` are in the order of those in the data's channels."""
+    for kinds, attribute in ((data.inputs, "in_type"), (data.targets, "out_type")):
+        field_type = getattr(network, attribute, None)
+        if not isinstance(field_type, FieldType):
+            continue
+        dim = field_type.gspace.dimensionality
+        given = [dim if kind == "vector" else 1 for kind, count in kinds.items() for _ in range(count)]
+        sizes = [representation.size for representation in field_type.representations]
+        if sizes != given and sorted(sizes) == sorted(given):
+            raise UserError(
+                f"{name}: {attribute} has its fields in another order than the channels of {type(data).__name__};"
+                f" needed {dict(kinds)}"
+            )

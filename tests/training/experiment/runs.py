@@ -20,7 +20,7 @@ WHOLE = {"state_dict": {}, "epoch": 0, "optimizer_states": [], "lr_schedulers": 
 WHOLE["pytorch-lightning_version"] = "2.6.0"
 
 
-def of(path: str, **arguments: Any) -> dict[str, Any]:
+def of(path: str, /, **arguments: Any) -> dict[str, Any]:
     """What is made by a class or function of these arguments, as a configuration has it."""
     return {"class_path": path, "init_args": arguments}
 
@@ -29,7 +29,10 @@ def write_task(folder: Path, task: str, model: dict[str, Any], data: dict[str, A
     """The configuration of a training of two epochs."""
     trainer = {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
     file = folder / "experiment.yaml"
-    file.write_text(yaml.safe_dump({"task": task, "trainer": trainer, "model": model, "data": data}), encoding="utf-8")
+    file.write_text(
+        yaml.safe_dump({"task": task, "trainer": trainer, "model": model, "data": data}, sort_keys=False),
+        encoding="utf-8",
+    )
     return file
 
 

@@ -174,8 +174,7 @@ def test_with_trust_or_as_the_users_own_it_runs(downloaded, tmp_path):
 def test_the_data_may_name_the_file_that_they_read(tmp_path):
     path = tmp_path / "config.yaml"
     (tmp_path / "flow data.npz").touch()
-    data = of("escnn_attention.training.FieldData", inputs={"vector": 1})
-    data["init_args"]["path"] = "flow data.npz"
+    data = of("escnn_attention.training.FieldData", path="flow data.npz", inputs={"vector": 1})
     write(tmp_path, {"task": "fields", "data": data})
     check_kept(path)
     for place in ("data.init_args.split", "model.network.init_args.path"):  # nothing else may

@@ -8,8 +8,10 @@ import torch
 from escnn import gspaces
 
 from escnn_attention.models import FieldUNet
-from escnn_attention.training import FieldModule, load_network
+from escnn_attention.training import FieldData, FieldModule, load_network
+from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import run_experiment
+from escnn_attention.training.experiment.network import check_fields
 from tests.training.experiment.runs import call, of, write_task
 
 
@@ -51,6 +53,26 @@ def test_what_does_not_fit():
 def test_the_network_tells_the_fields():
     network = FieldUNet(gspaces.rot2dOnR2(4), 1, {"vector": 1, "scalar": 2}, widths=(1,), attention=(1,), num_heads=1)
     assert FieldModule(network).fields == (2, 1, 1)
+
+
+@pytest.mark.parametrize("in_type", [{"vector": 2, "scalar": 1}, {"vector": 2, "scalar": 2}, 5, {"scalar": 5}])
+def test_fields_in_the_order_of_the_channels_of_the_data(in_type):
+    """Of the same fields; others may have a reason."""
+    network = FieldUNet(gspaces.rot2dOnR2(4), in_type, {"vector": 1}, widths=(1,), attention=(1,), num_heads=1)
+    check_fields(network, FieldData("x.npz", {"vector": 2, "scalar": 1}, {"vector": 1}), "network")
+    check_fields(Given(), FieldData("x.npz", {"vector": 2, "scalar": 1}, {"vector": 1}), "network")
+
+
+@pytest.mark.parametrize(("place", "name"), [("inputs", "in_type"), ("targets", "out_type")])
+def test_fields_in_another_order_are_refused(place, name, tmp_path):
+    kinds = {"inputs": {"scalar": 1}, "targets": {"vector": 1}, place: {"vector": 1, "scalar": 1}}
+    data = of("escnn_attention.training.FieldData", path="x.npz", **kinds)
+    network = {"in_type": {"scalar": 1}, "out_type": {"vector": 1}, name: {"scalar": 1, "vector": 1}}
+    network |= {"gspace": of("escnn.gspaces.rot2dOnR2", N=4), "widths": [1], "attention": [1], "num_heads": 1}
+    path = write_task(tmp_path, "fields", {"network": of("escnn_attention.models.FieldUNet", **network)}, data)
+    with pytest.raises(UserError, match=rf"network: {name} .*FieldData; needed .*'vector': 1, 'scalar': 1"):
+        call("fit", path, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
