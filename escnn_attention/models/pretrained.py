@@ -193,7 +193,9 @@ class PretrainedMixin(
         write_weights(self, save_directory)
         content = self._configuration()
         content[DIGEST] = digest_of(content, save_directory / WEIGHTS)
-        (save_directory / CONFIGURATION).write_text(json.dumps(content, sort_keys=True, indent=2), encoding="utf-8")
+        # Not in the values: the order of a mapping is that of the fields in a type.
+        text = json.dumps(dict(sorted(content.items())), indent=2)
+        (save_directory / CONFIGURATION).write_text(text, encoding="utf-8")
 
     def _configuration(self) -> dict[str, Any]:
         """The arguments of the constructor, the class, and the layout of the weights."""

@@ -69,8 +69,8 @@ def read_weights(path: Path, device: str | torch.device = "cpu") -> dict[str, Te
 
 def digest_of(configuration: Mapping[str, Any], weights: Path) -> str:
     """The SHA-256 of a configuration, without its entry :data:`DIGEST`, and of the file of the weights."""
-    content = {name: value for name, value in configuration.items() if name != DIGEST}
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    content = {name: value for name, value in sorted(configuration.items()) if name != DIGEST}
+    digest = hashlib.sha256(json.dumps(content).encode())
     with weights.open("rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)

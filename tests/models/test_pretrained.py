@@ -21,6 +21,7 @@ from escnn_attention.functional.layout import LAYOUT
 from escnn_attention.models import (
     CNN,
     EquivariantClassifier,
+    FieldUNet,
     GSANet,
     HamiltonianNetwork,
     HybridNet,
@@ -119,6 +120,22 @@ def test_networks_come_back_from_folders(name, dtype, tmp_path):
         assert not any(module.training for module in again.modules())
         assert torch.equal(output(again), expected)
     assert {path.name for path in tmp_path.iterdir()} == {WEIGHTS, CONFIGURATION, "README.md"}
+
+
+def test_fields_come_back_in_their_order(tmp_path):
+    """Other mappings of the same fields are other types, and so other networks."""
+    types = {"in_type": {"vector": 1, "scalar": 2}, "out_type": {"vector": 2, "scalar": 1}}
+    sizes = {"widths": (1,), "attention": (1,), "num_heads": 1}
+    network = trained(lambda: FieldUNet(gspaces.rot2dOnR2(4), **types, **sizes))
+    network.save_pretrained(tmp_path)
+    again = models.from_pretrained(tmp_path)
+    assert (again.in_type, again.out_type) == (network.in_type, network.out_type)
+    x = torch.randn(1, 4, 5, 5)
+    assert torch.equal(again(x), network(x))
+    content = json.loads((tmp_path / CONFIGURATION).read_text())
+    (tmp_path / CONFIGURATION).write_text(json.dumps(content, sort_keys=True))
+    with pytest.raises(ValueError, match="has changed since save_pretrained"):
+        models.from_pretrained(tmp_path)
 
 
 def test_networks_are_hub_models(saved):
