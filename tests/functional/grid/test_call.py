@@ -1,6 +1,5 @@
 """The arguments of backends."""
 
-import pytest
 import torch
 
 from escnn_attention import FourierEncoding
@@ -21,16 +20,6 @@ def test_waves_are_a_function_of_the_turned_offset():
     frequencies, readout = encoding.waves()
     table = Waves((frequencies @ turn).unsqueeze(0), readout).table(delta)
     torch.testing.assert_close(table, encoding.offsets(delta @ turn.transpose(-1, -2)))
-
-
-@pytest.mark.parametrize("window", [Window(), Window(5, "square", 2)])
-def test_offsets_between_positions_are_differences_of_scaled_coordinates(window):
-    """What lets waves, and rotations, factorise."""
-    grid = Grid((5, 4), window)
-    places = torch.arange(20)
-    rows = grid.rows(places[:, None], places)
-    points = grid.places
-    torch.testing.assert_close(grid.offsets[rows.clamp(min=0)][rows >= 0], (points - points[:, None])[rows >= 0])
 
 
 def test_explicit_terms():
