@@ -310,7 +310,8 @@ class PointForecast(TrajectoryModule):
         **options: of :class:`TrajectoryModule`, such as ``optimizer`` and ``step``, T where there are two frames.
 
     Raises:
-        ValueError: as :class:`TrajectoryModule` raises; no known step; on a batch, no frames, or another output shape.
+        ValueError: as :class:`TrajectoryModule` raises; no known step; a network with its vector before its scalars; on
+            a batch, no frames, or another output shape.
 
     Example:
         >>> import torch
@@ -325,6 +326,15 @@ class PointForecast(TrajectoryModule):
         >>> PointForecast(network, step=1.0)(batch).shape
         torch.Size([6, 2])
     """
+
+    def __init__(self, network: nn.Module, **options: Any) -> None:
+        super().__init__(network, **options)
+        in_type: Any = getattr(network, "in_type", None)
+        sizes = [representation.size for representation in getattr(in_type, "representations", ())]
+        if sizes and sizes[-1] == 1 and in_type.gspace.dimensionality in sizes:  # the velocity is one of these fields
+            raise ValueError(
+                f"network: got scalars behind a vector in its in_type, {in_type}; needed the velocity last"
+            )
 
     def forward(self, clouds: Clouds) -> Tensor:
         """The positions ``(N, d)`` in the last frame."""

@@ -320,12 +320,15 @@ def test_networks_get_the_features_of_pairs():
 def test_bad_arguments():
     network = PointTransformer(gspaces.rot2dOnR2(3), 2, 1, fields=2, num_blocks=1, num_heads=1)
     dynamics, forecast = PointDynamics(HamiltonianNetwork(network)), PointForecast(network, step=1.0)
+    sizes = {"fields": 2, "num_blocks": 1, "num_heads": 1, "pool": None}
+    vector_first = PointTransformer(gspaces.rot2dOnR2(3), {"vector": 1, "scalar": 1}, "vector", **sizes)
     for make, error, message in (
         (lambda: PointRegression(network, loss="l3"), ValueError, "loss: got 'l3'"),
         (lambda: PointRegression(network, schedule="linear"), ValueError, "schedule"),
         (lambda: PointDynamics(network), TypeError, "network: .*HamiltonianNetwork"),
         (lambda: PointDynamics(dynamics.network, step=-1), ValueError, "step: got -1"),
         (lambda: PointForecast(network, step=-1), ValueError, "step: got -1"),
+        (lambda: PointForecast(vector_first), ValueError, "network: .*scalars behind .*the velocity last"),
         (lambda: dynamics(batch(torch.ones(3), torch.randn(7, 3, 2, 2))), ValueError, "step: got None"),
         (lambda: dynamics(batch(torch.ones(3))), ValueError, "point_targets: got None"),
         (lambda: forecast(batch(torch.ones(3))), ValueError, "point_targets: got None"),
