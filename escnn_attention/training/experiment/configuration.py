@@ -191,7 +191,8 @@ def _is_decided(name: str, facts: Mapping[str, str]) -> bool:
 def _flat(name: str, value: Any) -> list[tuple[str, str]]:
     if value == {} and not name.endswith("init_args"):
         value = None
-    if isinstance(value, dict):
+    counts = {"scalar", "vector"}  # of fields, whose order is that of the channels
+    if isinstance(value, dict) and not (value and value.keys() <= counts):
         return [pair for key, inner in value.items() for pair in _flat(f"{name}.{key}".lstrip("."), inner)]
     if name.rpartition(".")[2] == "class_path":
         value = _definition(value)

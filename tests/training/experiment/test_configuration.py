@@ -83,6 +83,16 @@ def test_options_of_blocks_that_one_side_leaves_out(there, now, found):
     assert differences(old, new, network_facts) == (found and f"model.network.init_args.block.{found}")
 
 
+def test_fields_in_another_order_are_another_network():
+    first, other, same = (
+        {"model": {"network": {"class_path": "a.Net", "init_args": {"in_type": dict(kinds)}}}}
+        for kinds in ((("vector", 1), ("scalar", 2)), (("scalar", 2), ("vector", 1)), (("vector", 1), ("scalar", 2)))
+    )
+    found = 'model.network.init_args.in_type ({"vector": 1, "scalar": 2} there, {"scalar": 2, "vector": 1} now)'
+    assert differences(first, other, network_facts) == found
+    assert not differences(first, same, network_facts)
+
+
 STEPS = {"model__schedule": "steps", "model__milestones": [1, 3]}
 
 
