@@ -76,7 +76,7 @@ class FieldTransformer(PretrainedMixin, GridModule):
         block: further options of every block of the decoder, such as ``encoding``, ``causal``, ``dropout`` and
             ``hidden_fields``.
         encoder_block: options of every block of the encoder, likewise, with ``kernel_size``.
-        cross_attention: options of every cross-attention, such as ``encoding`` and ``length_scale``.
+        cross_attention: options of every cross-attention, such as ``encoding``, ``kernel_size`` and ``length_scale``.
 
     Shape:
         ``(B, in_type.size, *space)`` and ``(B, memory_type.size, *memory_space)`` to ``(B, out_type.size, *space)``,
@@ -130,7 +130,8 @@ class FieldTransformer(PretrainedMixin, GridModule):
         options, encoding, attending = (dict(given or {}) for given in (block, encoder_block, cross_attention))
         check_options("block", options, offered)
         check_options("encoder_block", encoding, [*offered, "kernel_size"])
-        check_options("cross_attention", attending, [n for n in option_names(GroupCrossAttention) if n not in _TYPES])
+        of_cross_attention = [name for name in option_names(GroupCrossAttention) if name not in _TYPES]
+        check_options("cross_attention", attending, [*of_cross_attention, "kernel_size"])
         if memory_type is None:
             check_unused("num_encoder_layers", num_encoder_layers, 0, "there is no memory_type")
             check_unused("cross_attention", attending, {}, "there is no memory_type")

@@ -145,6 +145,21 @@ def test_a_causal_decoder_sees_all_of_its_memory():
     assert (y - other).abs().amax(1).min() > 1e-6  # at every time
 
 
+def test_a_grid_sees_windows_of_a_finer_one():
+    fields = FieldType(gspaces.rot2dOnR2(4), [gspaces.rot2dOnR2(4).irrep(1)])
+    options = {"memory_type": fields, "kernel_size": 1, "num_decoder_layers": 1, "condition": None}
+    x, memory = (fields(torch.randn(2, 2, n, n).double()) for n in (3, 6))
+    changed = memory.tensor.clone()
+    changed[:, :, -1, -1] += 1
+    for cross_attention, places in (({"kernel_size": 3}, 1), ({}, 9)):
+        network = head(fields, fields, cross_attention=cross_attention, **options)
+        y = network(x, memory)
+        assert ((network(x, fields(changed)).tensor - y.tensor).abs().amax((0, 1)) > 1e-9).sum() == places
+        turn = fields.fibergroup.element(1)
+        turned = network(x.transform(turn), memory.transform(turn)).tensor
+        torch.testing.assert_close(turned, y.transform(turn).tensor, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("name", MEMORIES)
 def test_masked_memory_reaches_nothing(name):
     network, x, others = decoder(name)
