@@ -154,16 +154,18 @@ def _score(products, bias, of_pose, P: tl.constexpr, PP: tl.constexpr, POSE: tl.
 
 @triton.jit(do_not_specialize=_SIZES)
 def mark(
-    v, marks, v_head, v_image, v_place, first, batch,
+    k, v, marks, k_head, k_image, k_place, v_head, v_image, v_place, first, batch,
     N: tl.constexpr, P: tl.constexpr, PP: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BR: tl.constexpr,
     F: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """NaN for every position with a value that is not finite, and zero for the others, ``(M · B, N)``."""
+    """NaN for every position with a key or value that is not finite, and zero for the others, ``(M · B, N)``."""
     image, m, b, block, _ = _image((N + BR - 1) // BR, first, batch, 1)
     n = block * BR + tl.arange(0, BR)
     total = tl.zeros([BR, CP], F)
     for p in range(P):
-        total += _vectors(v + (m * v_head + b * v_image) * C, n, p, n < N, v_place, C, CP, E).to(F) * 0.0
+        key = _vectors(k + (m * k_head + b * k_image) * C, n, p, n < N, k_place, C, CP, E)
+        value = _vectors(v + (m * v_head + b * v_image) * C, n, p, n < N, v_place, C, CP, E)
+        total += key.to(F) * 0.0 + value.to(F) * 0.0
     tl.store(marks + (first + image) * N + n, tl.sum(total, axis=1), mask=n < N)
 
 
@@ -299,7 +301,7 @@ def forward(
     for first_u in range(0, U, BU):
         u = first_u + tl.arange(0, BU)
         y, of_others, on = _others(places, u, o0, o1, o2, U, n0, n1, n2, TORUS, EVERYWHERE)
-        key = _tile(keys, y, on, k_place, BU, P, PP, C, CP, E)
+        key = _finite(_tile(keys, y, on, k_place, BU, P, PP, C, CP, E))
         value = _finite(_tile(values, y, on, v_place, BU, P, PP, C, CP, E))
         products = tl.reshape(_dot(queries, tl.trans(key), tl.zeros([BM, BK], F), IN), [BM, BU, PP])
         # Who sees what is not finite has no finite output.
@@ -469,7 +471,7 @@ def backward_keys(
     for first_u in range(0, U, BU):
         u = first_u + tl.arange(0, BU)
         y, of_others, on = _others(places, u, o0, o1, o2, U, n0, n1, n2, TORUS, EVERYWHERE)
-        query = _tile(queries, y, on, q_place, BU, J, JP, C, CP, E)
+        query = _finite(_tile(queries, y, on, q_place, BU, J, JP, C, CP, E))
         products = _dot(key, tl.trans(query), tl.zeros([BM, BK], F), IN, True)
         products = tl.reshape(products, [BM, BU, JP])
         o = tl.load(lut + (of_rows[:, None] - of_others[None, :] + LOW))

@@ -246,17 +246,31 @@ def test_chunks_keep_a_large_device_busy(monkeypatch):
 
 
 @interpreted
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
+@pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("strange", [math.inf, math.nan])
-def test_what_is_not_finite_reaches_only_those_who_see_it(passes, query, strange):
-    (q, k, v), grid, terms = case(2, 2, 2, (5,), Window(3), {"spatial", "pose"}, heads=1, batch=1)
-    expected = attention(q, k, v, grid, terms, query=query, backend="triton")
-    v = v.detach().clone()
-    v[..., 1, 0, 0] = strange
-    got = attention(q, k, v, grid, terms, query=query, backend="triton")
-    assert not got[:, :, :3].isfinite().all(-1).any()
-    assert torch.equal(got[:, :, 3:], expected[:, :, 3:])
+@pytest.mark.parametrize("place", [0, 3, 7])
+@pytest.mark.parametrize("spoilt", ["q", "k", "v", "kv"])
+@pytest.mark.slow
+def test_what_is_not_finite_reaches_only_who_sees_it(passes, query, strange, place, spoilt):
+    """In the output and in all gradients: of a window of three, the neighbours of a position and no others."""
+    tensors, grid, terms = case(2, 2, 2, (8,), Window(3), {"spatial", "pose"}, heads=1)
+    named = dict(zip("qkv", tensors, strict=True))
+    for name in spoilt:
+        t = named[name].detach().clone()
+        t[0, 1, place, 0, 1] = strange
+        named[name] = t.requires_grad_()
+    got = outputs_and_gradients("triton", tuple(named.values()), grid, terms, query)
+    clean = outputs_and_gradients("triton", tensors, grid, terms, query)
+    of_query = spoilt == "q"
+    for reach, a, b in zip((0, 0, 1, 1) if of_query else (1, 1, 2, 2), got[:4], clean[:4], strict=True):
+        seen = (torch.arange(8) - place).abs() <= reach
+        assert torch.equal(a[:, 0], b[:, 0])
+        torch.testing.assert_close(a[:, 1, ~seen], b[:, 1, ~seen], rtol=1e-12, atol=1e-12)
+        # A score of minus infinity is a weight of zero.
+        if reach == (0 if of_query else 1) and (spoilt, strange) != ("k", math.inf):
+            assert not a[:, 1, seen].isfinite().flatten(2).all(-1).any()
 
 
 @interpreted

@@ -79,29 +79,6 @@ def test_vectors_are_read_and_written_where_they_lie(monkeypatch, poses, query):
     assert rows[0, 0].stride() == q[0, 0].stride()
 
 
-@pytest.mark.sampled(3)
-@interpreted
-@pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("place", [0, 3, 7])
-@pytest.mark.slow
-def test_what_is_not_finite_reaches_only_who_sees_it(value, place):
-    """In the output and in all gradients: of a window of three, the neighbours of a position and no others."""
-    (q, k, v), grid, terms = case(2, 2, 2, (8,), Window(3), {"spatial", "pose"}, heads=1)
-    spoilt = [t.detach().clone() for t in (q, k, v)]
-    spoilt[1][0, 1, place, 0, 1] = spoilt[2][0, 1, place, 1, 0] = value
-    spoilt = tuple(t.requires_grad_() for t in spoilt)
-    got = outputs_and_gradients("triton", spoilt, grid, terms, "own")
-    clean = outputs_and_gradients("triton", (q, k, v), grid, terms, "own")
-    number = torch.arange(8)
-    for reach, a, b in zip((1, 1, 2, 2), got[:4], clean[:4], strict=True):
-        seen = (number - place).abs() <= reach
-        assert torch.equal(a[:, 0], b[:, 0])
-        torch.testing.assert_close(a[:, 1, ~seen], b[:, 1, ~seen], rtol=1e-12, atol=1e-12)
-        if reach == 1:
-            assert not a[:, 1, seen].isfinite().all(-1).any()
-
-
 @interpreted
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.slow
