@@ -25,7 +25,11 @@ from torchmetrics import Metric
 from escnn_attention._checks import check_bool, check_int, check_option
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.nn.cuda_graphs import CudaGraphs
+from escnn_attention.plain.blocks import LayerScale
+from escnn_attention.plain.embeddings import PositionTable
 from escnn_attention.plain.norms import LayerNorm
+from escnn_attention.plain.point_network import PoseWaves
+from escnn_attention.plain.projections import QueryKeyNorm
 
 
 class Mean(Metric):
@@ -125,6 +129,10 @@ class AveragedWeights(EMAWeightAveraging):
 _SPARED: tuple[type, ...] = (
     Encoding,
     PairKernel,
+    PositionTable,
+    PoseWaves,
+    QueryKeyNorm,
+    LayerScale,
     LayerNorm,
     nn.LayerNorm,
     nn.GroupNorm,
@@ -144,8 +152,8 @@ _SPARED: tuple[type, ...] = (
 def decayed_parameters(network: nn.Module) -> list[str]:
     """The names of the parameters of a network that decoupled weight decay is for: the weights of linear maps.
 
-    Norms, positional encodings and kernels, and biases are left out: decay would change their scale without making the
-    network simpler. Parameters of unknown modules count as weights.
+    Norms, gains, positional encodings and kernels, and biases are left out: decay would change their scale without
+    making the network simpler. Parameters of unknown modules count as weights.
 
     Example:
         >>> from escnn_attention import GroupSelfAttention

@@ -16,11 +16,13 @@ from escnn_attention import (
     FourierEncoding,
     PairKernel,
     PoseAttention,
+    PositionTable,
     QuadraticEncoding,
     RotaryEncoding,
+    TransformerBlock,
     models,
 )
-from escnn_attention.models import CNN, HybridNet, PointTransformer
+from escnn_attention.models import CNN, HybridNet, PlatonicTransformer, PointTransformer
 from escnn_attention.training import Classifier, Digits, PointRegression, Springs
 from escnn_attention.training.modules.scheduled import AveragedWeights, Mean, decayed_parameters, parameter_groups
 from tests.layers import CASES
@@ -223,6 +225,8 @@ def sequence():
         nn.NormNonLinearity(fields, bias=True),
         AttentiveConv(fields, fields, 3, padding=1),
         PoseAttention(fields),
+        PositionTable(fields, 4),
+        TransformerBlock(fields, fields, num_heads=1, kernel_size=3, qk_norm=True, layer_scale=0.1),
     )
 
 
@@ -237,6 +241,7 @@ NETWORKS = {
     "clouds": lambda: PointTransformer(C2, 2, 3, head={"batch_norm": True}, **POINTS),
     "clouds, kernel": lambda: PointTransformer(C2, 2, "vector", encoding=PairKernel(), **POINTS),
     "clouds, convolved": lambda: PointTransformer(C2, 2, 3, attention={"kernel_features": 3}, **POINTS),
+    "platonic, positions": lambda: PlatonicTransformer(C2, 2, 3, fields=4, num_blocks=1, num_heads=2, positions=True),
     "layers": sequence,
 }
 
@@ -253,6 +258,10 @@ SPARED = {
     ("BatchNorm3d", "bias"),
     ("GNormBatchNorm", "regular_weight"),
     ("NormNonLinearity", "eps"),
+    ("QueryKeyNorm", "queries"),
+    ("QueryKeyNorm", "keys"),
+    ("LayerScale", "gain"),
+    ("PoseWaves", "frequencies"),
 }
 DECAYED = {"weight", "weights"}
 
@@ -261,8 +270,9 @@ def kind(network, name):
     """What an encoding is part of is one whatever it is made of."""
     *path, last = name.split(".")
     modules = [network.get_submodule(".".join(path[:i])) for i in range(len(path) + 1)]
-    of_encoding = any(type(m).__name__.endswith("Encoding") or isinstance(m, PairKernel) for m in modules)
-    return "encoding" if of_encoding else (type(modules[-1]).__name__, last)
+    names = [type(m).__name__ for m in modules]
+    of_encoding = any(n.endswith("Encoding") or n in ("PairKernel", "PositionTable") for n in names)
+    return "encoding" if of_encoding else (names[-1], last)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
