@@ -40,8 +40,10 @@ _MANY_POSITIONS = 64
 """Of so many positions linear maps of single images are as fast as those of all images together."""
 
 
-_KEPT = 8
-"""Without gradients expanded weights are kept: irreps take less time from so many times as many positions."""
+_KEPT = 3
+"""Without gradients expanded weights are kept: irreps take less time from so many times as many positions.
+
+Measured on one core, where it is at most 2, and on two."""
 
 
 @dataclass(frozen=True)
