@@ -91,7 +91,7 @@ def _made_once(elements: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @functools.wraps(elements)
     def made_once(group: Any) -> Any:
-        if not hasattr(group, "_elements"):  # the name that groups have for them which keep their own
+        if not hasattr(group, "_elements"):  # as groups that keep theirs name them
             group._elements = elements(group)
         return group._elements
 

@@ -2,8 +2,8 @@ r"""Stands in for lie_learn where that cannot be imported: with NumPy 2, and aft
 
 escnn 1.0.11 imports one function of lie_learn, the Wigner D matrices, and is of no use without it. lie_learn 0.0.2 is
 compiled against NumPy 1, for Python up to 3.12. It serves escnn wherever it can be imported, and elsewhere the function
-of this file, which agrees with it to rounding errors. So do the grids on the sphere, which are lie_learn's, too, and
-always made here (:class:`~escnn_attention.SphereGrid`).
+of this file, which agrees with it to rounding errors. The grids on the sphere (:class:`~escnn_attention.SphereGrid`)
+are those of lie_learn, to rounding errors, and are always made here.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Checkpoint:
         return any(name.startswith(start) for name in self.tensors)
 
     def start_of(self, end: str, what: str) -> str:
-        """What a name begins with that ends like this."""
+        """What stands in front of ``end`` in the name that ends with it; ``what`` that tensor is, for an error."""
         for name in self.tensors:
             if name.endswith(end):
                 return name.removesuffix(end)

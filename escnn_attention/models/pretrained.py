@@ -193,7 +193,7 @@ class PretrainedMixin(
         write_weights(self, save_directory)
         content = self._configuration()
         content[DIGEST] = digest_of(content, save_directory / WEIGHTS)
-        # Not in the values: the order of a mapping is that of the fields in a type.
+        # Values are not sorted: numbers of fields by name stand in the order of these fields.
         text = json.dumps(dict(sorted(content.items())), indent=2)
         (save_directory / CONFIGURATION).write_text(text, encoding="utf-8")
 

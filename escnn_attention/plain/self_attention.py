@@ -43,7 +43,7 @@ _MANY_POSITIONS = 64
 _KEPT = 3
 """Without gradients expanded weights are kept: irreps take less time from so many times as many positions.
 
-Measured on one core, where it is at most 2, and on two."""
+Measured: at most 2 on one core, 3 on two."""
 
 
 @dataclass(frozen=True)

@@ -211,9 +211,11 @@ class _Loader:
             weight = self._seen(f"{name}{kind[0]}_proj.", fields, fields).flatten(1).unflatten(0, (heads, channels))
             bias = self.checkpoint.take(f"{name}{kind[0]}_proj.bias", fields).view(heads, channels)
             rotates = kind != "values" or encoding.rotates_values
-            # Without a softmax scores are not divided there.
+            if rotates:
+                weight, bias = weight[:, order], bias[:, order]
+            # Without a softmax the published scores are not divided by the root of the channels.
             factor = math.sqrt(channels) if kind == "queries" and plain.normalization == "count" else 1.0
-            made[kind] = factor * weight[:, order if rotates else ...], factor * bias[:, order if rotates else ...]
+            made[kind] = factor * weight, factor * bias
         load_heads(plain, made)
         out = self._kernel(f"{name}out_proj.", fields, fields).transpose(0, 1)
         if encoding.rotates_values:
