@@ -187,16 +187,26 @@ def _only_shown(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor) -> Ten
     return torch.where(mask[:, None], y, 0.0)
 
 
-@in_programs(_only_shown)
-def _of_those_there(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor) -> Tensor:
+def those_there(x: Tensor, cloud: Cloud, mask: Tensor) -> tuple[Tensor, Tensor, Cloud]:
+    """The numbers ``(M,)`` of the points that a mask shows, their features, and the cloud of them alone."""
     # What a mask makes of numbers of points is the same in all layers.
     there = kept(where, mask)
     edges, edge_attr = kept(among, there, mask, cloud.edge_index), cloud.edge_attr
     edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, cloud.edge_index, cloud.batch)
     batch = None if cloud.batch is None else kept(torch.index_select, cloud.batch, 0, there)
     measure, condition = (None if t is None else t[there] for t in (cloud.measure, cloud.condition))
-    y = layer(x[there], Cloud(cloud.coords[there], edges, batch, measure, edge_attr, condition))
+    return there, x[there], Cloud(cloud.coords[there], edges, batch, measure, edge_attr, condition)
+
+
+def in_places(y: Tensor, there: Tensor, mask: Tensor) -> Tensor:
+    """Rows ``(M, ...)`` where these points are, and zeros at the others that a mask ``(N,)`` hides."""
     return y.new_zeros(mask.shape[0], *y.shape[1:]).index_copy(0, there, y)
+
+
+@in_programs(_only_shown)
+def _of_those_there(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor) -> Tensor:
+    there, x, cloud = those_there(x, cloud, mask)
+    return in_places(layer(x, cloud), there, mask)
 
 
 def where_present(layer: PointLayer, x: Tensor, cloud: Cloud, mask: Tensor | None) -> Tensor:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from escnn_attention.exporting.mode import in_programs
 from escnn_attention.geometry.cache import kept
-from escnn_attention.geometry.neighbours import where
 
 Pool = Literal["mean", "sum", "max"]
 
@@ -109,36 +108,19 @@ def read(
     measure: Tensor | None,
 ) -> Tensor:
     """The output of a head for the points that are there; at the others, where it has one, zero."""
-    if mask is not None:
-        return _read_shown(head, x, batch, num_clouds, mask, measure)
-    y: Tensor = head(x, batch, num_clouds, measure)
-    return of_clouds(y, batch) if _pools(head) else y
-
-
-def _pools(head: torch.nn.Module) -> bool:
-    return getattr(head, "pool", None) is not None
-
-
-def _read_in_program(
-    head: torch.nn.Module, x: Tensor, batch: Tensor | None, num_clouds: int, mask: Tensor, measure: Tensor | None
-) -> Tensor:
+    if mask is None:
+        y: Tensor = head(x, batch, num_clouds, measure)
+        return of_clouds(y, batch) if pools(head) else y
     x, cloud, measure = _apart(mask, x, batch, num_clouds, measure)
-    y: Tensor = head(x, cloud, num_clouds + 1, measure)
-    if _pools(head):
+    y = head(x, cloud, num_clouds + 1, measure)
+    if pools(head):
         return of_clouds(y[:num_clouds], batch)
     return torch.where(mask.view(-1, *[1] * (y.dim() - 1)), y, 0.0)
 
 
-@in_programs(_read_in_program)
-def _read_shown(
-    head: torch.nn.Module, x: Tensor, batch: Tensor | None, num_clouds: int, mask: Tensor, measure: Tensor | None
-) -> Tensor:
-    there = kept(where, mask)  # what is hidden is in no batch norm
-    batch, measure = (None if t is None else t[there] for t in (batch, measure))
-    y: Tensor = head(x[there], batch, num_clouds, measure)
-    if _pools(head):
-        return y
-    return y.new_zeros(len(x), *y.shape[1:]).index_copy(0, there, y)
+def pools(head: torch.nn.Module) -> bool:
+    """Whether the output of a head is of clouds, and not of points."""
+    return getattr(head, "pool", None) is not None
 
 
 def _apart(

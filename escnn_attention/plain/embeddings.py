@@ -182,7 +182,7 @@ class PositionEmbedding(ExactBuffers):
         precise = coords.to(PRECISE[self.inverse_action.dtype])
         offsets = offsets_from_mean(precise, batch, count_clouds(batch, coords, mask), mask)
         y = x + self._field((offsets / self.length_scale).to(self.inverse_action.dtype)).to(x.dtype)
-        return y if mask is None else y * mask.to(y.dtype)[:, None]
+        return y if mask is None else torch.where(mask[:, None], y, 0.0)
 
     def _field(self, points: Tensor) -> Tensor:
         """The field at points ``(N, d)``: ``(N, size)``."""

@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention.exporting.mode import in_programs
 from escnn_attention.geometry.cache import shared_geometry
+from escnn_attention.geometry.points import Cloud, in_places, those_there
 from escnn_attention.plain.blocks import Parts
 from escnn_attention.plain.buffers import ExactBuffers
-from escnn_attention.plain.cloud_pooling import Pool, count_clouds, offsets_from_mean, pool_clouds, read
+from escnn_attention.plain.cloud_pooling import Pool, count_clouds, offsets_from_mean, pool_clouds, pools, read
 from escnn_attention.plain.invariants import PowerSpectrum
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
@@ -214,6 +216,12 @@ class PointNetwork(Parts, ExactBuffers):
             )
         num_clouds = count_clouds(batch, coords, mask)
         self._check_clouds(coords, edge_index, batch, mask, measure, edge_attr)
+        with shared_geometry():
+            return _of_those_there(self, x, Cloud(coords, edge_index, batch, measure, edge_attr), mask, num_clouds)
+
+    def compute(self, x: Tensor, cloud: Cloud, mask: Tensor | None, num_clouds: int) -> Tensor:
+        """The output of the head, of features and clouds that were checked."""
+        coords, edge_index, batch, measure, edge_attr, _ = cloud
         offsets: Tensor | None = None
         if self.positions is not None:
             offsets = offsets_from_mean(coords, batch, num_clouds, mask, measure).to(x.dtype) / self.positions
@@ -226,8 +234,7 @@ class PointNetwork(Parts, ExactBuffers):
             y = y if self.norm is None else self._at_points(self.norm, y, coords)
             return read(self.head, y, batch, num_clouds, mask, measure)
 
-        with shared_geometry():
-            return even_part(self.signs, network, x)
+        return even_part(self.signs, network, x)
 
     def _check_clouds(self, coords: Tensor, *arguments: Tensor | None) -> None:
         """Check the arguments of a call, which :meth:`_between_points` describes."""
@@ -241,6 +248,16 @@ class PointNetwork(Parts, ExactBuffers):
         """Apply a block; the arguments are the edges, the clouds, the mask, the measure and the features of edges."""
         y: Tensor = block(x, coords, *arguments)
         return y
+
+
+@in_programs(PointNetwork.compute)
+def _of_those_there(network: PointNetwork, x: Tensor, cloud: Cloud, mask: Tensor | None, num_clouds: int) -> Tensor:
+    """The output for the points that a mask shows: hidden ones are in no statistics, and reach no gradient."""
+    if mask is None:
+        return network.compute(x, cloud, None, num_clouds)
+    there, x, cloud = those_there(x, cloud, mask)
+    y = network.compute(x, cloud, None, num_clouds)
+    return y if pools(network.head) else in_places(y, there, mask)
 
 
 class PoseWaves(ExactBuffers):

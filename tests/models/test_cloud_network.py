@@ -45,6 +45,22 @@ def test_export_gives_the_same(network, cloud):
         assert (other - expected).abs().max() > 1e-6
 
 
+def test_hidden_points_reach_no_gradient_and_no_statistics():
+    """Whatever they hold: of every network, all parameters, and of batch norms in training."""
+    normed = lambda g: PointTransformer(g, 2, 1, **SMALL, attention={"norm_kind": "batch"})  # noqa: E731
+    mask, x, coords = torch.arange(9) % 4 != 1, torch.randn(9, 2), torch.randn(9, 2)
+    x[~mask] = coords[~mask] = torch.nan
+    for make in [*NETWORKS.values(), normed]:
+        found = []
+        for masked in (True, False):
+            torch.manual_seed(0)
+            network = make(gspaces.rot2dOnR2(3))
+            given = {"batch": BATCH, "mask": mask} if masked else {"batch": BATCH[mask]}
+            network(*((x, coords) if masked else (x[mask], coords[mask])), **given).square().sum().backward()
+            found.append([*(p.grad for p in network.parameters()), *network.buffers()])
+        torch.testing.assert_close(*found)
+
+
 # What is wrong with the cloud numbers of nine points, and how it is told.
 BAD_BATCHES = {
     "a list": (TypeError, "batch: got list, needed a tensor", BATCH.tolist()),

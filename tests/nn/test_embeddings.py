@@ -175,6 +175,8 @@ def test_equivariant_at_points(encoding):
         y = layer(x, BATCH, mask=MASK).tensor
         moved = GeometricTensor(x.tensor, fields, x.coords + 3.0)
         torch.testing.assert_close(layer(moved, BATCH, mask=MASK).tensor, y)
+        x.tensor[~MASK] = x.coords[~MASK] = torch.nan
+        assert layer(x, BATCH, mask=MASK).tensor.equal(y)
         assert not y[~MASK].any()
 
 
