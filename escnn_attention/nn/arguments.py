@@ -180,31 +180,31 @@ class HeadOptions(TypedDict, total=False):
     registers: int
 
 
-class GridOptions(HeadOptions, total=False):
-    """Options of self-attention on grids besides those of its heads: see :class:`GroupSelfAttention`."""
+class SameGridOptions(HeadOptions, total=False):
+    """Options of self-attention on grids that keeps the grid: see :class:`GroupSelfAttention`."""
 
     is_causal: bool
-    stride: int
-    scale_factor: int
     normalization: Normalization
     poses: Subgroup
     projection_kernel_size: int
     projection_filters: int | None
 
 
-class WindowOptions(HeadOptions, total=False):
+class GridOptions(SameGridOptions, total=False):
+    """Options of :class:`GroupSelfAttention` besides those that it lists."""
+
+    stride: int
+    scale_factor: int
+
+
+class WindowOptions(SameGridOptions, total=False):
     """Options of attention on grids that lifting and blocks pass on: see :class:`GroupSelfAttention`."""
 
     encoding: Encoding | str | None
     window: str
     dilation: int
     causal: bool
-    is_causal: bool
     padding_mode: PaddingMode
-    normalization: Normalization
-    poses: Subgroup
-    projection_kernel_size: int
-    projection_filters: int | None
     backend: str
     samples: Samples | int | None
 
@@ -285,10 +285,17 @@ def check_options(owner: str, options: Mapping[str, Any], known: Collection[str]
 
 
 def choose_attention(
-    attention: AttentionLike, in_type: FieldType, out_type: FieldType, unused: Mapping[str, Any]
+    attention: AttentionLike,
+    in_type: FieldType,
+    out_type: FieldType,
+    options: Mapping[str, Any],
+    **own: tuple[Any, Any],
 ) -> EquivariantModule:
-    """The attention of a block between these types: a module, or what makes one; options beside it are refused."""
-    for name, value in unused.items():
+    """The attention of a block between these types: a module, or what makes one.
+
+    The options of an attention that the block would make are refused: ``own``, each with its default, and others.
+    """
+    for name, value in {**changed(own), **options}.items():
         raise ValueError(f"{name}: got {value!r} beside an attention, which has options of its own; leave out one")
     is_made = isinstance(attention, EquivariantModule) or not callable(attention)
     layer = attention if is_made else attention(in_type, out_type)

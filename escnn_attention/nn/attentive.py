@@ -18,7 +18,7 @@ from escnn_attention.nn.arguments import (
     shown,
 )
 from escnn_attention.nn.kernels import BasisKind, check_grid, pose_kernel, poses_of
-from escnn_attention.nn.module import PlainModule, check_input, check_shape
+from escnn_attention.nn.module import PlainModule, check_input
 from escnn_attention.plain.attentive import AttentionMaps, PoseKernel
 from escnn_attention.plain.attentive import AttentiveConv as PlainAttentiveConv
 from escnn_attention.plain.attentive import FeatureAttention as PlainFeatureAttention
@@ -381,8 +381,7 @@ class AttentiveConv(PlainModule):
         self.ratio, self.padding_mode = ratio, padding_mode
         self.attention_size = attention_size
 
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
+    def _output_space(self, space: Sequence[int]) -> Sequence[int]:
         stride, padding, dilation, _, circular = self.plain.geometry
         reach, shape = dilation * (self.kernel_size - 1), "×".join(map(str, space))
         if min(space) + 2 * padding <= reach:
@@ -392,7 +391,7 @@ class AttentiveConv(PlainModule):
             )
         if circular and any(n % stride for n in space):
             raise ValueError(f"input: got a torus of {shape}, needed sides that the stride, {stride}, divides")
-        return (batch, self.out_type.size, *((n + 2 * padding - reach - 1) // stride + 1 for n in space))
+        return [(n + 2 * padding - reach - 1) // stride + 1 for n in space]
 
     def attention_maps(self, input: GeometricTensor) -> AttentionMaps:
         """The maps, between 0 and 1; with ``residual``, responses are suppressed where they are large.

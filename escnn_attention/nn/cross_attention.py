@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -35,7 +34,7 @@ from escnn_attention.nn.arguments import (
     shown,
 )
 from escnn_attention.nn.heads import Heads, is_scalar
-from escnn_attention.nn.module import GridModule, check_field, check_index, check_mask, check_shape
+from escnn_attention.nn.module import GridModule, Wrapper, check_field, check_index, check_mask, check_shape
 from escnn_attention.nn.point_attention import check_box, choose_cutoff, choose_kernel, choose_neighbourhood
 from escnn_attention.nn.self_attention import (
     bind,
@@ -51,7 +50,7 @@ from escnn_attention.plain.cross_attention import MOST_STEPS, CrossAttention, Pl
 from escnn_attention.plain.projections import AttentionMode
 
 
-class GroupCrossAttention(GridModule):
+class GroupCrossAttention(Wrapper, GridModule):
     r"""Cross-attention: the features of one set attend to those of another, over one fiber group H.
 
     For every output pose h, query :math:`(x, \tilde h)` and key :math:`(x', \hat h)`, with heads of C channels:
@@ -318,15 +317,6 @@ class GroupCrossAttention(GridModule):
         near = self.plain.window.kernel_size is None and not places.rule.is_global
         return near or places.relation.period is not None
 
-    def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode: see :meth:`GroupSelfAttention.export`.
-
-        It maps ``(queries, keys, values=None, key_padding_mask=None, query_coords=None, key_coords=None,
-        query_batch=None, key_batch=None, edge_index=None)``, tensors, to the tensor of the output.
-        """
-        self.eval()
-        return copy.deepcopy(self.plain).eval()
-
     def _check_queries_and_keys(self, queries: Any, keys: Any) -> tuple[Tensor, Tensor]:
         """The tensors of queries and keys, if they fit the layer and each other."""
         x: Tensor = check_field(queries, self.query_type, self, "queries").tensor
@@ -419,9 +409,6 @@ class GroupCrossAttention(GridModule):
         parts += [] if core.cutoff is None else [f"cutoff={core.cutoff.name}"]
         parts += shown(dropout=(core.dropout, 0.0))
         return ", ".join([*parts, f"backend={core.backend!r}"])
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"
 
 
 def _check_no_batch(batches: Sequence[Tensor | None], *names: str) -> None:

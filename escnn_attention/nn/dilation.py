@@ -33,7 +33,7 @@ from escnn_attention.nn.arguments import (
     option_names,
 )
 from escnn_attention.nn.heads import Heads, check_scalars
-from escnn_attention.nn.module import GridModule, PlainModule, check_input, check_shape, on_tensors
+from escnn_attention.nn.module import GridModule, PlainModule, check_input, on_tensors
 from escnn_attention.plain.dilation import (
     DilationAttention,
     Measure,
@@ -154,10 +154,9 @@ class PerScale(GridModule):
         x = check_input(input, self.in_type, self)
         return GeometricTensor(on_tensors(self, PlainPerScale.forward, x.tensor), self.out_type)
 
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
-        shape: Sequence[int] = self.module.evaluate_output_shape((batch, self.module.in_type.size, *space))
-        return (batch, self.out_type.size, *shape[2:])
+    def _output_space(self, space: Sequence[int]) -> Sequence[int]:
+        shape: Sequence[int] = self.module.evaluate_output_shape((1, self.module.in_type.size, *space))
+        return shape[2:]
 
     def export(self) -> PlainPerScale:
         """A copy as a plain torch module in eval mode, on tensors."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from escnn.group import Representation
@@ -15,7 +16,7 @@ from escnn_attention.geometry.orbits import orbit_places
 from escnn_attention.groups.fibers import Fibers, columns_of, fibers, frames, invariant_vectors, mass
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import check_type, check_types
-from escnn_attention.nn.module import PlainModule, check_field, check_shape
+from escnn_attention.nn.module import PlainModule, check_field
 from escnn_attention.plain.embeddings import InvariantTable
 from escnn_attention.plain.embeddings import PatchDecoder as PlainPatchDecoder
 from escnn_attention.plain.embeddings import PatchEmbedding as PlainPatchEmbedding
@@ -69,10 +70,9 @@ class PatchEmbedding(PlainModule):
             in_type, out_type, PlainPatchEmbedding(*_patches(in_type, out_type, size, check_int("size", size)))
         )
 
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
+    def _output_space(self, space: Sequence[int]) -> Sequence[int]:
         self.plain.check_space(space)
-        return (batch, self.out_type.size, *(n // self.plain.size for n in space))
+        return [n // self.plain.size for n in space]
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, size={self.plain.size}"
@@ -118,9 +118,8 @@ class PatchDecoder(PlainModule):
     def __init__(self, in_type: FieldType, out_type: FieldType, size: int):
         super().__init__(in_type, out_type, PlainPatchDecoder(*_patches(in_type, out_type, size, 1)))
 
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
-        return (batch, self.out_type.size, *(n * self.plain.size for n in space))
+    def _output_space(self, space: Sequence[int]) -> Sequence[int]:
+        return [n * self.plain.size for n in space]
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, size={self.plain.size}"

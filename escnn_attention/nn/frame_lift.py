@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from escnn_attention._checks import check_bool, check_int
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.groups.sequences import sequence_space
 from escnn_attention.nn.arguments import check_type
-from escnn_attention.nn.module import PlainModule, check_input, check_shape
+from escnn_attention.nn.module import PlainModule, check_input
 from escnn_attention.plain.frame_lift import FrameLift as PlainFrameLift
 from escnn_attention.plain.frame_lift import tensor_axes
 
@@ -118,13 +119,12 @@ class FrameLift(PlainModule):
         return GeometricTensor(maps, self.out_type), GeometricTensor(prefix, self.prefix_type)
 
     @torch.no_grad()
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        batch, *shape = check_shape(input_shape, self.in_type, type(self).__name__)
+    def _output_space(self, space: Sequence[int]) -> Sequence[int]:
         like = next(self.plain.parameters(), torch.empty(0))
         training = self.training
-        output = self.plain.eval()(like.new_zeros(1, *shape))
+        output = self.plain.eval()(like.new_zeros(1, self.in_type.size, *space))
         self.plain.train(training)
-        return (batch, *output.shape[1:])
+        return output.shape[2:]
 
 
 def _said(name: str, value: Any, module: torch.nn.Module, attribute: str, otherwise: Any) -> Any:

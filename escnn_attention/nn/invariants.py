@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Sequence
 from typing import TypeVar, get_args
 
 import numpy as np
-import torch
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
@@ -18,11 +17,11 @@ from escnn_attention.nn.arguments import check_type
 from escnn_attention.nn.module import (
     MaskedModule,
     PlainModule,
+    Wrapper,
     check_cloud,
     check_input,
     check_mask,
     check_points,
-    check_shape,
 )
 from escnn_attention.nn.norms import channels_of
 from escnn_attention.plain.invariants import AttentionPool as PlainAttentionPool
@@ -98,12 +97,11 @@ class AttentionPool(MaskedModule):
         x = check_input(input, self.in_type, self)
         return self.plain.attention_maps(x.tensor, None if mask is None else check_mask(mask, x.tensor))
 
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
-        return (batch, self.out_type.size, *(1 for _ in space))
+    def _output_space(self, space: Sequence[int]) -> Sequence[int]:
+        return [1] * len(space)
 
 
-class PointAttentionPool(torch.nn.Module):
+class PointAttentionPool(Wrapper):
     r"""Class tokens of clouds: learned queries attend to all points and poses of a cloud, and compute invariants.
 
     .. math::
@@ -130,6 +128,8 @@ class PointAttentionPool(torch.nn.Module):
     Source: Touvron et al., "Going deeper with Image Transformers", ICCV 2021, Section 3 (class attention); Lee et al.,
     "Set Transformer", ICML 2019, Section 3.2 (pooling by multihead attention).
     """
+
+    plain: PlainPointAttentionPool
 
     def __init__(
         self,
@@ -163,16 +163,8 @@ class PointAttentionPool(torch.nn.Module):
         y: Tensor = self.plain(x.tensor, x.coords, batch, mask, measure)
         return y
 
-    def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode, of ``(x, coords, batch=None, mask=None, measure=None)``."""
-        self.eval()
-        return copy.deepcopy(self.plain).eval()
-
     def extra_repr(self) -> str:
         return f"{self.in_type}, tokens={self.plain.tokens.shape[1]}, out={self.plain.readout.out_features}"
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"
 
 
 def _pool(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -46,18 +46,22 @@ class FieldModule(EquivariantModule):
 
 
 class GridModule(FieldModule):
-    """An equivariant module on feature fields on a grid, whose output has the grid of its input."""
+    """An equivariant module on feature fields on a grid."""
 
     pointwise: bool = False
     """Whether positions are processed separately, so that features at scattered points are accepted too."""
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape, with the same grid."""
+        """The shape of the output for an input of this shape."""
         shape = tuple(input_shape)
         if self.pointwise and len(shape) == 2 and shape[1] == self.in_type.size:
             return (shape[0], self.out_type.size)
         batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
-        return (batch, self.out_type.size, *space)
+        return (batch, self.out_type.size, *self._output_space(space))
+
+    def _output_space(self, space: Sequence[int]) -> Sequence[int]:
+        """The grid of the output for an input on a grid of this shape."""
+        return space
 
     @property
     def shape_to_check(self) -> tuple[int, ...]:
@@ -89,12 +93,31 @@ class GridModule(FieldModule):
         return f"{self.in_type} -> {self.out_type}" if self.out_type != self.in_type else f"{self.in_type}"
 
 
-class PlainModule(GridModule):
-    """An equivariant module around a plain torch module, which computes on tensors.
+class Wrapper(torch.nn.Module):
+    """What wraps a plain torch module, which computes on tensors.
 
     Attributes:
-        plain: the torch module, from ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
+        plain: the torch module.
     """
+
+    plain: torch.nn.Module
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode, on the tensors of the arguments of the module.
+
+        Coordinates of points are arguments of their own. It gives the same values and needs no escnn, neither to run
+        nor to be loaded.
+        """
+        self.eval()
+        return copy.deepcopy(self.plain).eval()
+
+    def __repr__(self) -> str:
+        # One line, like escnn's layers; the plain module inside repeats what it says.
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+
+class PlainModule(Wrapper, GridModule):
+    """An equivariant module around a plain one, of ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``."""
 
     resizes: bool = False
     """Whether the output has another grid; a grid that is too small for one raises an error."""
@@ -117,18 +140,6 @@ class PlainModule(GridModule):
         if self.resizes:
             self.evaluate_output_shape(tuple(x.shape))
         return GeometricTensor(self.plain(x.tensor), self.out_type, x.coords)
-
-    def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``.
-
-        It gives the same values and needs no escnn, neither to run nor to be loaded.
-        """
-        self.eval()
-        return copy.deepcopy(self.plain).eval()
-
-    def __repr__(self) -> str:
-        # One line, like escnn's layers; the plain module inside repeats what it says.
-        return f"{type(self).__name__}({self.extra_repr()})"
 
 
 class MaskedModule(PlainModule):
@@ -453,7 +464,7 @@ def check_at_points(
     return errors
 
 
-class PointLayer(PointModule):
+class PointLayer(Wrapper, PointModule):
     """Base class of the attention layers on points, around a ``plain`` module: the call and its checks."""
 
     plain: PointAttention
@@ -520,14 +531,6 @@ class PointLayer(PointModule):
         checked(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
         return x
 
-    def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode: see :meth:`PlainModule.export`.
-
-        It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None, edge_attr=None)`` to features.
-        """
-        self.eval()
-        return copy.deepcopy(self.plain).eval()
-
     def extra_repr(self) -> str:
         core = self.plain
         rule = core.neighbourhood
@@ -539,6 +542,3 @@ class PointLayer(PointModule):
         parts += shown(length_scale=(core.length_scale, rule.length))
         parts += shown(edge_dim=(core.edge_dim, None))
         return ", ".join(parts)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"

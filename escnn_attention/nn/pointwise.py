@@ -229,9 +229,7 @@ class PoseFeedForward(PlainModule):
     ):
         check_types(in_type, out_type)
         group = fibers(in_type.gspace, as_samples(samples))
-        if hidden_fields is None:
-            hidden_fields = max(1, 2 * out_type.size // mass(out_type))
-        fields = check_int("hidden_fields", hidden_fields)
+        fields = choose_hidden_fields(out_type, hidden_fields)
         expand = ToPoses(frames(in_type, group=group), in_type.size, fields, group.order, bias=fields if bias else 0)
         contract = FromPoses(
             frames(out_type, group=group, dual=True),
@@ -254,6 +252,12 @@ class PoseFeedForward(PlainModule):
     def extra_repr(self) -> str:
         samples = "" if self.samples is None else f", samples={self.samples!r}"
         return f"{super().extra_repr()}, hidden_fields={self.hidden_fields}{samples}"
+
+
+def choose_hidden_fields(out_type: FieldType, hidden_fields: int | None, share: float = 2.0) -> int:
+    """The hidden fields of a network: as asked for, or a share of the channels of the output in units of a field."""
+    default = max(1, int(share * out_type.size / mass(out_type)))
+    return check_int("hidden_fields", default if hidden_fields is None else hidden_fields)
 
 
 class FieldLinear(PlainModule):
@@ -414,7 +418,7 @@ def depth_rates(drop_path: float, blocks: int) -> list[float]:
 
 def pointwise_network(
     out_type: FieldType,
-    hidden_fields: int,
+    hidden_fields: int | None,
     *,
     activation: Activation = "silu",
     last_activation: bool = False,
@@ -428,7 +432,8 @@ def pointwise_network(
         options: dict[str, Any] = {"samples": samples, "bias": bool(bias), "activation": activation}
         return [PoseFeedForward(out_type, out_type, hidden_fields, **options), *last_ones]
     first, last = bias if isinstance(bias, tuple) else (bias, bias)
-    hidden = FieldType(out_type.gspace, hidden_fields * [out_type.gspace.regular_repr])
+    number = choose_hidden_fields(out_type, hidden_fields)
+    hidden = FieldType(out_type.gspace, number * [out_type.gspace.regular_repr])
     return [
         PoseLinear(out_type, hidden, projection=projection, bias=first),
         activation_of(hidden, activation),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from escnn.nn import FieldType
@@ -9,7 +10,7 @@ from escnn.nn import FieldType
 from escnn_attention._checks import check_int, check_option
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.arguments import PaddingMode, check_padding_mode, check_pointwise, check_type
-from escnn_attention.nn.module import PlainModule, check_shape
+from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.resample import AntialiasedPool as PlainAntialiasedPool
 from escnn_attention.plain.resample import Crop as PlainCrop
 from escnn_attention.plain.resample import HalvingPool as PlainHalvingPool
@@ -45,14 +46,13 @@ class Crop(PlainModule):
         super().__init__(check_type("in_type", in_type), in_type, PlainCrop(check_int("margin", margin, least=0)))
         self.margin, self.resizes = margin, margin > 0
 
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        batch, channels, *space = check_shape(input_shape, self.in_type, type(self).__name__)
+    def _output_space(self, space: Sequence[int]) -> Sequence[int]:
         if space and min(space) <= 2 * self.margin:
             raise ValueError(
                 f"input: a margin of {self.margin} leaves nothing of a grid of {'×'.join(map(str, space))}, needed "
                 f"more than {2 * self.margin} positions along every axis"
             )
-        return (batch, channels, *(n - 2 * self.margin for n in space))
+        return [n - 2 * self.margin for n in space]
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, margin={self.margin}"
@@ -102,11 +102,10 @@ class HalvingPool(PlainModule):
 
     _pool: ClassVar[type[Any]] = PlainHalvingPool
 
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        batch, channels, *space = check_shape(input_shape, self.in_type, type(self).__name__)
+    def _output_space(self, space: Sequence[int]) -> Sequence[int]:
         if min(space) < 2:
             raise ValueError(f"input: a grid of {'×'.join(map(str, space))} cannot be halved")
-        return (batch, channels, *(n // 2 for n in space))
+        return [n // 2 for n in space]
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, kind={self.kind!r}"
@@ -156,14 +155,13 @@ class AntialiasedPool(HalvingPool):
             fibers(in_type.gspace), in_type.gspace, padding_mode
         )
 
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        shape = super().evaluate_output_shape(input_shape)
-        space = tuple(input_shape)[2:]
+    def _output_space(self, space: Sequence[int]) -> Sequence[int]:
+        halved = super()._output_space(space)
         if self.padding_mode == "circular" and any(n % 2 for n in space):
             raise ValueError(
                 f"input: a torus of {'×'.join(map(str, space))} cannot be halved, needed even lengths along all axes"
             )
-        return shape
+        return halved
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (", padding_mode='circular'" if self.padding_mode == "circular" else "")

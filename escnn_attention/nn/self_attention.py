@@ -429,9 +429,8 @@ class GroupSelfAttention(MaskedModule):
         chosen = pose_indices(poses, self.space, self.samples, self.poses)
         return self.plain.attention_maps(x.tensor, flat, chosen, None if mask is None else check_mask(mask, x.tensor))
 
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        batch, size, *space = super().evaluate_output_shape(input_shape)
-        return (batch, size, *self.plain.resampling.shape(space))
+    def _output_space(self, space: Sequence[int]) -> Sequence[int]:
+        return self.plain.resampling.shape(space)
 
     def export(self) -> torch.nn.Module:
         plain = super().export()

@@ -24,7 +24,6 @@ from escnn_attention.groups.fibers import FrameSegment, columns_of, invariant_ve
 from escnn_attention.groups.lie_algebra import represented
 from escnn_attention.nn.arguments import (
     AttentionLike,
-    changed,
     check_options,
     check_type,
     check_types,
@@ -349,8 +348,8 @@ class SphereTransformerBlock(PointBlock):
                 in_type, out_type, num_heads, dropout=attention_dropout, **shared, **options
             )
         else:
-            own = changed({"num_heads": (num_heads, 1), "attention_dropout": (attention_dropout, 0.0)})
-            layer = choose_attention(attention, in_type, out_type, {**own, **options})
+            own = {"num_heads": (num_heads, 1), "attention_dropout": (attention_dropout, 0.0)}
+            layer = choose_attention(attention, in_type, out_type, options, **own)
         stabiliser = Stabiliser(in_type, samples)
         hidden = 2 * len(out_type) if hidden_fields is None else check_int("hidden_fields", hidden_fields)
         self.attention = layer

@@ -15,15 +15,12 @@ from escnn_attention._checks import check_int, check_option, check_probability, 
 from escnn_attention.exporting.modules import exported_parts
 from escnn_attention.geometry.cache import checked
 from escnn_attention.geometry.points import Cloud, where_present
-from escnn_attention.groups.fibers import mass
-from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.arguments import (
     REQUIRED,
     AttentionLike,
     BlockOptions,
     PointBlockOptions,
     Required,
-    changed,
     check_options,
     check_pointwise,
     check_type,
@@ -55,6 +52,7 @@ from escnn_attention.nn.pointwise import (
     Activation,
     DropPath,
     activation_of,
+    choose_hidden_fields,
     depth_rates,
     dropout_of,
     ends_of,
@@ -67,7 +65,6 @@ from escnn_attention.plain.blocks import PointTransformerBlock as PlainPointTran
 from escnn_attention.plain.blocks import TransformerBlock as PlainTransformerBlock
 from escnn_attention.plain.norms import NormScope
 from escnn_attention.plain.point_attention import PointModule as PlainPointModule
-from escnn_attention.plain.projections import ProjectionKind
 
 SHARED = ("projection", "bias", "samples")
 """Options of the attention of a block that its pointwise network has, too."""
@@ -211,11 +208,10 @@ class TransformerBlock(GridModule):
             )
         else:
             size = None if isinstance(kernel_size, Required) else kernel_size
-            own: dict[str, Any] = {"num_heads": (num_heads, 1), "kernel_size": (size, None)}
-            own["attention_dropout"] = (attention_dropout, 0.0)
-            layer = choose_attention(attention, in_type, out_type, {**changed(own), **given})
+            own = {"num_heads": (num_heads, 1), "attention_dropout": (attention_dropout, 0.0)}
+            layer = choose_attention(attention, in_type, out_type, given, kernel_size=(size, None), **own)
         nonlinear: dict[str, Any] = {"activation": activation, "last_activation": last_activation}
-        feed_forward = _feed_forward(out_type, norm, norm_for, hidden_fields, nonlinear, **shared)
+        feed_forward = _feed_forward(out_type, norm, norm_for, hidden_fields, **nonlinear, **shared)
         nonlinearity = [activation_of(in_type, activation)] if norm == "gsa" else []
         self.attention_gate = self.feed_forward_norm = self.feed_forward_gate = None
         if self.condition is None:
@@ -280,8 +276,8 @@ class TransformerBlock(GridModule):
         y = on_tensors(self, PlainTransformerBlock.forward, x.tensor, mask, rows, *seen)
         return GeometricTensor(y, self.out_type)
 
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return self.crop.evaluate_output_shape(super().evaluate_output_shape(input_shape))
+    def _output_space(self, space: Sequence[int]) -> Sequence[int]:
+        return self.crop._output_space(space)
 
     def attention_maps(
         self,
@@ -362,23 +358,17 @@ def _feed_forward(
     norm: Literal["gsa", "pre"],
     norm_for: Callable[[FieldType], EquivariantModule],
     hidden_fields: int | None,
-    nonlinear: dict[str, Any],
     *,
-    projection: ProjectionKind = "group",
     bias: bool = True,
-    samples: Samples | int | None = None,
+    **options: Any,
 ) -> list[EquivariantModule]:
-    """The pointwise network of a block, its norms included, with the options ``nonlinear`` of its nonlinearities."""
-    if hidden_fields is None:
-        order = mass(out_type)
-        hidden_fields = max(1, out_type.size // (2 * order) if norm == "gsa" else 2 * out_type.size // order)
-    check_int("hidden_fields", hidden_fields)
-    options: dict[str, Any] = {"projection": projection, **nonlinear}
+    """The pointwise network of a block, its norms included, by the arguments of :func:`pointwise_network`."""
     if norm == "pre":
-        return [norm_for(out_type), *pointwise_network(out_type, hidden_fields, bias=bias, samples=samples, **options)]
-    hidden_norm = norm_for(FieldType(out_type.gspace, hidden_fields * [out_type.gspace.regular_repr]))
+        return [norm_for(out_type), *pointwise_network(out_type, hidden_fields, bias=bias, **options)]
+    number = choose_hidden_fields(out_type, hidden_fields, share=0.5)
+    hidden_norm = norm_for(FieldType(out_type.gspace, number * [out_type.gspace.regular_repr]))
     biases = _biases(hidden_norm, bias)
-    expand, nonlinearity, contract, *last = pointwise_network(out_type, hidden_fields, bias=biases, **options)
+    expand, nonlinearity, contract, *last = pointwise_network(out_type, number, bias=biases, **options)
     return [expand, hidden_norm, nonlinearity, contract, norm_for(out_type), *last]
 
 
@@ -527,9 +517,10 @@ class PointTransformerBlock(PointBlock):
         norm_scope = given.pop("norm_scope", None)
         scope = check_option("norm_scope", "position" if norm_scope is None else norm_scope, ("position", "pose"))
         if attention is not None:
-            own: dict[str, Any] = {"num_heads": (num_heads, 1), "kernel_features": (kernel_features, None)}
-            own["attention_dropout"] = (attention_dropout, 0.0)
-            layer: EquivariantModule = choose_attention(attention, in_type, out_type, {**changed(own), **given})
+            own = {"num_heads": (num_heads, 1), "attention_dropout": (attention_dropout, 0.0)}
+            layer: EquivariantModule = choose_attention(
+                attention, in_type, out_type, given, kernel_features=(kernel_features, None), **own
+            )
         elif kernel_features is None:
             layer = PointSelfAttention(in_type, out_type, num_heads, dropout=attention_dropout, **shared, **given)
         else:
@@ -538,9 +529,6 @@ class PointTransformerBlock(PointBlock):
                 check_unused(name, given.pop(name, default), default, why)
             given["kernel_features"] = kernel_features
             layer = PointAttentiveConv(in_type, out_type, num_heads, dropout=attention_dropout, **shared, **given)
-        if hidden_fields is None:
-            hidden_fields = max(1, 2 * out_type.size // mass(out_type))
-        check_int("hidden_fields", hidden_fields)
         nonlinear: dict[str, Any] = {"activation": activation, "last_activation": last_activation}
         network = pointwise_network(out_type, hidden_fields, **shared, **nonlinear)
         norm_for = block_norms(check_norm_kind(norm_kind, norm_scope), scope, norm_eps, condition)
