@@ -198,7 +198,7 @@ def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What to write: NAME.onnx or NAME.pt2.")],
     size: Annotated[
         int | None,
-        typer.Option(help="Height and width of the images. (default: those of the data)", show_default=False),
+        typer.Option(help="Positions of images and fields along an axis. (default: of the data)", show_default=False),
     ] = None,
     opset: Annotated[
         int | None, typer.Option(help="Version of ONNX's operators. (default: 20)", show_default=False)
@@ -210,7 +210,7 @@ def export(
 ) -> None:
     """Write a trained network to a file that needs neither this package nor escnn, and check it.
 
-    The file is given random images or clouds, and the same transformed by the group, before it takes its place.
+    The file is given random images, fields or clouds, and the same transformed by the group, before it takes its place.
     """
     console = Console()
     with console.status("loading torch and escnn"):
@@ -221,7 +221,7 @@ def export(
             written = export_network(source, file, size=size, opset=opset, compiled=compiled, replace=replace)
     except UserError as error:
         _fail(error)
-    takes = "" if written.inputs == ("images",) else f": {', '.join(written.inputs)}"
+    takes = "" if len(written.inputs) == 1 else f": {', '.join(written.inputs)}"
     found = "equivariance: not measured, the network has no group"
     if written.report is not None:
         found = str(written.report).splitlines()[-1].replace("equivariant", "the file is equivariant", 1)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
@@ -21,7 +22,6 @@ from escnn_attention.equivariance.report import EquivarianceReport, equivariance
 from escnn_attention.exporting.loops import why_no_loops
 from escnn_attention.exporting.packaged import why_not_linked
 from escnn_attention.models import HamiltonianNetwork, compile_package, from_pretrained, list_models
-from escnn_attention.models.classifier import InvariantLogits
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.pretrained import CONFIGURATION
 from escnn_attention.models.registry import recipe_file
@@ -61,19 +61,20 @@ class Subject(NamedTuple):
     equivariance: Callable[[Run, float], EquivarianceReport | None]
 
 
-def subject_of_images(network: Any, shape: tuple[int, ...]) -> Subject:
-    """A classifier of images ``(channels, *space)``."""
+def subject_of_grids(network: Any, shape: tuple[int, ...]) -> Subject:
+    """A network of features ``(channels, *space)``: a classifier of images, or a network from fields to fields."""
 
     def equivariance(run: Run, tolerance: float) -> EquivarianceReport | None:
         if getattr(network, "in_type", None) is None:
             return None
-        logits = InvariantLogits(_ImagesInFile(run), network.in_type, network.num_classes)
-        return equivariance_report(logits, (2, *shape), layers=False, tolerance=tolerance)
+        return equivariance_report(_GridsInFile(run, network), (2, *shape), layers=False, tolerance=tolerance)
 
     plain = network.export() if hasattr(network, "export") else copy.deepcopy(network).eval()
-    things, free = f"images {'×'.join(map(str, shape))}", {0: Dim("batch", max=_MOST_IMAGES)}
+    thing, output = ("images", "logits") if _classifies(network) else ("fields", "output")
+    free = {0: Dim("batch", max=_MOST_IMAGES)}
     trials = [(torch.randn(count, *shape, generator=torch.Generator().manual_seed(count)),) for count in (2, 1, 3)]
-    return Subject(plain.float(), ("images",), "logits", things, (free,), trials, equivariance)
+    things = f"{thing} {'×'.join(map(str, shape))}"
+    return Subject(plain.float(), (thing,), output, things, (free,), trials, equivariance)
 
 
 def subject_of_clouds(network: CloudNetwork) -> Subject:
@@ -110,6 +111,10 @@ def subject_of_clouds(network: CloudNetwork) -> Subject:
     return Subject(_OfInputs(network.export().float()), inputs, "output", things, shapes, trials, equivariance)
 
 
+def _classifies(network: Any) -> bool:
+    return isinstance(getattr(network, "num_classes", None), int)
+
+
 class _OfInputs(torch.nn.Module):
     """A plain network of points as a function of the inputs of a file."""
 
@@ -122,15 +127,27 @@ class _OfInputs(torch.nn.Module):
         return self.network(features, coords, batch=batch, **of_pairs)
 
 
-class _ImagesInFile(torch.nn.Module):
-    """The logits of a file for images, in any precision; copies share the file."""
+def _out_type(network: Any) -> FieldType:
+    """The fields of an output; logits and other numbers are scalars."""
+    numbers = getattr(network, "num_classes", getattr(network, "num_outputs", None))
+    scalar = network.in_type.gspace.trivial_repr
+    return network.out_type if numbers is None else FieldType(network.in_type.gspace, numbers * [scalar])
 
-    def __init__(self, run: Run):
+
+class _GridsInFile(EquivariantModule):
+    """The output of a file for features on a grid, logits at one position, in any precision; copies share the file."""
+
+    def __init__(self, run: Run, network: Any):
         super().__init__()
-        self._run = lambda images: run(images)  # no module, which would be copied and change its precision
+        self._run = lambda x: run(x)  # no module, which would be copied and change its precision
+        self.in_type, self.out_type = network.in_type, _out_type(network)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self._run(images.float().contiguous()).to(images.dtype)
+    def forward(self, x: GeometricTensor) -> GeometricTensor:
+        y = self._run(x.tensor.float().contiguous()).to(x.tensor.dtype)
+        return GeometricTensor(y[(..., *[None] * (x.tensor.dim() - y.dim()))], self.out_type)
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (input_shape[0], self.out_type.size, *input_shape[2:])
 
 
 class _CloudsInFile(EquivariantModule):
@@ -139,10 +156,7 @@ class _CloudsInFile(EquivariantModule):
     def __init__(self, run: Run, network: CloudNetwork, others: list[Tensor]):
         super().__init__()
         self._run, self._others = lambda *inputs: run(*inputs), others
-        self.in_type = network.in_type
-        numbers = getattr(network, "num_outputs", None)
-        scalars = None if numbers is None else FieldType(network.gspace, numbers * [network.gspace.trivial_repr])
-        self.out_type: FieldType = cast(Any, network).out_type if scalars is None else scalars
+        self.in_type, self.out_type = network.in_type, _out_type(network)
         gives_matrices = getattr(network.head, "tensors", None) is not None
         self._numbers_of = SymmetricTensors(network.gspace.dimensionality).from_matrices if gives_matrices else None
 
@@ -157,14 +171,14 @@ class _CloudsInFile(EquivariantModule):
 
 
 def _subject_of(network: torch.nn.Module, source: str | Path, size: int | None, data: Any) -> Subject:
-    """A network from ``source``, with images of ``size``, by default of that in the ``data``."""
+    """A network from ``source``, with grids of ``size``, by default of that in the ``data``."""
     if isinstance(network, HamiltonianNetwork):
         raise UserError(
             f"{source}: a HamiltonianNetwork takes gradients while it runs, which no file does; its energy is"
             " network.potential, which has an export()"
         )
     if not isinstance(network, CloudNetwork):
-        return subject_of_images(network, _image_shape(network, source, size_of_data(data) if size is None else size))
+        return subject_of_grids(network, _shape_of(network, source, size_of_data(data) if size is None else size))
     if size is not None:
         raise UserError(f"--size: got {size}, and {type(network).__name__} is a network of points; leave it out")
     if reason := why_no_loops():
@@ -172,18 +186,29 @@ def _subject_of(network: torch.nn.Module, source: str | Path, size: int | None, 
     return subject_of_clouds(network)
 
 
-def _image_shape(network: torch.nn.Module, source: str | Path, size: int | None) -> tuple[int, ...]:
-    """The shape of an image that the network takes."""
-    in_type = getattr(network, "in_type", None)
+def _shape_of(network: torch.nn.Module, source: str | Path, size: int | None) -> tuple[int, ...]:
+    """The channels and the grid of an input of the network, which it is tried with."""
+    in_type, name = getattr(network, "in_type", None), type(network).__name__
     channels = getattr(network, "in_channels", getattr(in_type, "size", None))
-    if not isinstance(channels, int) or not isinstance(getattr(network, "num_classes", None), int):
-        name = type(network).__name__
-        raise UserError(f"{source}: {name} neither classifies images nor sees points; use its export() by hand")
+    of_fields = isinstance(getattr(network, "out_type", None), FieldType)
+    if not isinstance(channels, int) or not (of_fields or _classifies(network)):
+        raise UserError(
+            f"{source}: {name} neither classifies images nor is from fields to fields or of points; use its export()"
+            " by hand"
+        )
     if size is None:
-        raise UserError(f"--size: {source} does not say how large its images are; give their height and width")
+        raise UserError(
+            f"--size: {source} does not say how large its {'fields' if of_fields else 'images'} are; give it"
+        )
     if size < 1:
         raise UserError(f"--size: got {size}, needed a positive number")
-    return (channels, *[size] * (2 if in_type is None else in_type.gspace.dimensionality))
+    shape = channels, *[size] * (2 if in_type is None else in_type.gspace.dimensionality)
+    with as_user_error(NotImplementedError, RuntimeError, TypeError, ValueError), torch.no_grad():
+        x = torch.zeros(2, *shape)
+        y = network(GeometricTensor(x, in_type) if of_fields else x)
+    if not isinstance(y, (Tensor, GeometricTensor)):
+        raise UserError(f"{source}: {name} gives features of several levels; use its export() by hand")
+    return shape
 
 
 def size_of_data(description: Any) -> int | None:
@@ -194,10 +219,11 @@ def size_of_data(description: Any) -> int | None:
     package, _, name = str(described.get("class_path")).rpartition(".")
     if package.partition(".data")[0] != training.__name__ or name not in training.__all__:
         return None
-    size = getattr(getattr(training, name), "size", None)
-    if size is not None:
-        size = (described.get("init_args") or {}).get("size", size)  # of images that can be had in several
-    return size if isinstance(size, int) else None
+    made = getattr(training, name)
+    option = inspect.signature(made).parameters.get("size")  # of those that can be had in several
+    if option is not None:
+        return (described.get("init_args") or {}).get("size", option.default)
+    return getattr(made, "size", None)
 
 
 OLDEST_OPSET, DEFAULT_OPSET = 18, 20
@@ -244,29 +270,32 @@ def export_network(
 ) -> Exported:
     """Write a trained network to a file that needs neither this package nor escnn.
 
-    The file is read again and given random images or clouds, as they are and transformed by the group, before it takes
-    its place: one whose outputs are not those of the network is not written.
+    The file is read again and given random images, fields or clouds, as they are and transformed by the group, before
+    it takes its place: one whose outputs are not those of the network is not written.
 
-    That of a network of images takes ``images`` ``(B, channels, height, width)``. That of a network of points takes
-    ``features`` ``(N, C)``, ``coords`` ``(N, d)``, ``batch`` ``(N,)``, the number of the cloud of each point, and where
-    the network has an ``edge_dim`` F ``edge_attr`` ``(B, n, n, F)``. It is the network alone: what a task makes of its
-    output, such as the positions of :class:`~escnn_attention.training.PointForecast`, is left to you.
+    That of a network of images takes ``images`` ``(B, channels, height, width)``, that of a network from fields to
+    fields ``fields`` ``(B, channels, *space)``. That of a network of points takes ``features`` ``(N, C)``, ``coords``
+    ``(N, d)``, ``batch`` ``(N,)``, the number of the cloud of each point, and where the network has an ``edge_dim`` F
+    ``edge_attr`` ``(B, n, n, F)``. It is the network alone: what a task makes of its output, such as the positions of
+    :class:`~escnn_attention.training.PointForecast`, is left to you.
 
     Args:
         source: the folder that was given to ``escnn-attention fit --folder``, a checkpoint of it, a folder that
             ``save_pretrained`` wrote, or a name of :func:`escnn_attention.models.list_models` that has weights.
         file: what to write: ``.onnx``, or ``.pt2`` for :func:`torch.export.load`, or with ``compiled`` for
             ``torch._inductor.aoti_load_package``.
-        size: the height and width of the images; by default what the data of the training, or of the name, have.
+        size: the height and width of images, or the positions of fields along every axis; by default what the data of
+            the training, or of the name, have.
         opset: the version of ONNX's operators, 20 by default.
         compiled: whether the file is a package of :func:`escnn_attention.models.compile_package`, for processors like
             the one that is there.
         replace: whether a file that is there may be replaced.
 
     Raises:
-        UserError: no trained network of images or of points, another suffix, a version of the operators that there is
-            not, packages, a compiler or a folder that are missing, a file that is there already, no size of images, a
-            network of points and a PyTorch before 2.13, or outputs that are not those of the network.
+        UserError: no trained network of images, fields or points, another suffix, a version of the operators that there
+            is not, packages, a compiler or a folder that are missing, a file that is there already, no size of images
+            or fields, or one that the network does not take, a network that takes more than fields, a network of points
+            and a PyTorch before 2.13, or outputs that are not those of the network.
 
     Example:
         >>> from escnn_attention.training.errors import UserError

@@ -11,10 +11,12 @@ from escnn import gspaces
 from escnn.nn import FieldType
 from typer.testing import CliRunner
 
-from escnn_attention import LiftingSelfAttention
+from escnn_attention import LiftingSelfAttention, sequence_space
 from escnn_attention.exporting import loops
 from escnn_attention.models import (
     EquivariantClassifier,
+    FieldTransformer,
+    FieldUNet,
     HamiltonianNetwork,
     HybridNet,
     LieTransformer,
@@ -28,6 +30,8 @@ from escnn_attention.training.experiment import export
 from escnn_attention.training.experiment.export import export_network, size_of_data, subject_of_clouds
 from tests.packages import NEEDS_LOOPS
 from tests.training.experiment.runs import SHORT, files
+
+TOKENS = sequence_space(gspaces.rot2dOnR2(4).fibergroup)
 
 
 def test_clouds_are_as_large_as_neighbourhoods():
@@ -45,6 +49,7 @@ def test_clouds_are_as_large_as_neighbourhoods():
         ({"class_path": "escnn_attention.training.CIFAR10"}, 32),
         ({"class_path": "escnn_attention.training.Digits", "init_args": {"batch_size": 4}}, 8),
         ({"class_path": "escnn_attention.training.Digits", "init_args": {"size": 16}}, 16),
+        ({"class_path": "escnn_attention.training.PoissonOnTorus"}, 32),
         ({"class_path": "escnn_attention.training.Springs", "init_args": {"size": 16}}, None),
         ({"class_path": "os.path"}, None),
         ({"class_path": 3}, None),
@@ -225,6 +230,79 @@ def test_what_is_missing(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxruntime" else "there")
     with pytest.raises(UserError, match=r"needs onnxruntime: .*extra export"):
         export_network(folder, tmp_path / "n.onnx")
+
+
+def unet(**options):
+    sizes = {"widths": (2, 2), "convolutions": (1, 0), "attention": (0, 1), "num_heads": 1, "kernel_size": 3}
+    fields = {"scalar": 1, "vector": 1}
+    return FieldUNet(gspaces.flipRot2dOnR2(4), fields, **{"out_type": fields, **sizes, **options})
+
+
+def actions(**options):
+    """A network on sequences of vectors and scalars."""
+    action = FieldType(TOKENS, [TOKENS.irrep(1), TOKENS.trivial_repr])
+    return FieldTransformer(action, action, fields=2, num_heads=1, num_decoder_layers=1, **options)
+
+
+@pytest.mark.sampled(1, of="exported files")
+@pytest.mark.parametrize(("make", "suffix"), [(unet, ".pt2"), (unet, ".onnx"), (actions, ".pt2")])
+def test_networks_from_fields_to_fields(make, suffix, tmp_path, monkeypatch):
+    monkeypatch.setenv("_TYPER_FORCE_DISABLE_TERMINAL", "1")
+    network, file = loaded(make(), monkeypatch), tmp_path / f"n{suffix}"
+    result = CliRunner().invoke(app, ["export", "run", str(file), "--size", "7"])
+    assert result.exit_code == 0, result.output
+    shape = 3, *[7] * network.gspace.dimensionality
+    assert f"for any number of fields {'×'.join(map(str, shape))}\n" in result.output
+    assert "the file is equivariant: relative error " in result.output
+    x = torch.randn(5, *shape)
+    with torch.no_grad():
+        expected = network(network.in_type(x)).tensor
+        if suffix == ".onnx":
+            session = onnxruntime.InferenceSession(str(file))
+            (found,) = map(torch.from_numpy, session.run(["output"], {"fields": x.numpy()}))
+        else:
+            found = torch.export.load(file).module()(x)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("as_modules")
+def test_fields_that_are_not_equivariant(tmp_path, monkeypatch):
+    """One component of a vector is doubled in the file."""
+    network = loaded(unet(), monkeypatch)
+
+    class Broken(type(network)):
+        def export(self):
+            plain = super().export()
+            plain.register_forward_hook(lambda _, inputs, output: output * torch.tensor([1.0, 2, 1]).view(3, 1, 1))
+            return plain
+
+    assert export_network("run", tmp_path / "whole.pt2", size=6).report.relative_error < 1e-5
+    network.__class__ = Broken
+    written = export_network("run", tmp_path / "n.pt2", size=6)
+    assert written.error < 1e-5
+    assert written.report.relative_error > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "why"),
+    [
+        (
+            lambda: unet(widths=(2, 2, 2), convolutions=(1, 1, 0), attention=(0, 0, 1)),
+            3,
+            "3×3 cannot be halved 2 times",
+        ),
+        (lambda: unet(out_type=None, features_only=True), 6, r"several levels; use its export\(\)"),
+        (lambda: actions(memory_type=FieldType(TOKENS, [TOKENS.trivial_repr])), 6, "memory: .* got None"),
+        (lambda: actions(condition=2), 6, "condition: .* got None"),
+        (unet, None, "--size: .*does not say how large its fields are"),
+    ],
+)
+@pytest.mark.usefixtures("as_modules")
+def test_fields_that_cannot_be_written(make, size, why, tmp_path, monkeypatch):
+    loaded(make(), monkeypatch)
+    with pytest.raises(UserError, match=why):
+        export_network("run", tmp_path / "n.pt2", size=size)
+    assert not any(tmp_path.iterdir())
 
 
 def points(gspace, in_type, out_type, **options):
