@@ -240,10 +240,10 @@ class CrossAttention(ScoredHeads):
             batch = kept(_visible, hidden, batch)
             edge_index = None if edge_index is None else kept(_edges_of_visible, hidden, edge_index)
         places = queries.coords
-        if not self.sees_places:
+        if not (self.sees_places and self.places.one_space):
             places = coords.new_zeros(queries.x.shape[0], coords.shape[1])
-        elif not self.places.one_space:
-            places = _centres(coords, batch, queries.batch, queries.x.shape[0])
+        if self.sees_places and not self.places.one_space:
+            coords = coords - _centres(coords, batch)
         rule, length = self.places.rule, self.places.length_scale
         asking, asked = (
             Points(x if length == 1 else x / length, x, edge_index, of, rule)
@@ -289,25 +289,23 @@ def nothing_seen(query: Tensor, key: Tensor) -> Tensor:
     return query.new_zeros(query.shape[0], 1, query.shape[1], 1, key.shape[2], 0)
 
 
-def _centres_in_programs(coords: Tensor, batch: Tensor | None, query_batch: Tensor | None, queries: int) -> Tensor:
+def _centres_in_programs(coords: Tensor, batch: Tensor | None) -> Tensor:
     if batch is None:
-        return coords.mean(0).expand(queries, -1)
-    asking = batch.new_zeros(queries) if query_batch is None else query_batch
-    same = (asking.unsqueeze(1) == batch).to(coords.dtype)
-    return same @ coords / same.sum(1, keepdim=True).clamp(min=1)
+        return coords.mean(0, keepdim=True)
+    same = (batch.unsqueeze(1) == batch).to(coords.dtype)
+    return same @ coords / same.sum(1, keepdim=True)
 
 
 @in_programs(_centres_in_programs)
-def _centres(coords: Tensor, batch: Tensor | None, query_batch: Tensor | None, queries: int) -> Tensor:
-    """For each query the mean of the points of its cloud, ``(queries, d)``; a number below zero is of none."""
+def _centres(coords: Tensor, batch: Tensor | None) -> Tensor:
+    """For each point the mean of its cloud, ``(N, d)``; points with a number below zero are one more cloud."""
     if batch is None:
-        return coords.mean(0).expand(queries, -1)
-    asking = batch.new_zeros(queries) if query_batch is None else query_batch
-    number = kept(number_of_clouds, query_batch, batch)
-    place = torch.where(batch < 0, number, batch)  # one more, for points of no cloud
+        return coords.mean(0, keepdim=True)
+    number = kept(number_of_clouds, batch)
+    place = torch.where(batch < 0, number, batch)
     sums = coords.new_zeros(number + 1, coords.shape[1]).index_add(0, place, coords)
     counts = coords.new_zeros(number + 1).index_add(0, place, coords.new_ones(coords.shape[0]))
-    return (sums / counts.clamp(min=1).unsqueeze(1)).index_select(0, asking)
+    return (sums / counts.clamp(min=1).unsqueeze(1)).index_select(0, place)
 
 
 def _visible(hidden: Tensor, batch: Tensor | None) -> Tensor:

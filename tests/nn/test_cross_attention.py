@@ -750,9 +750,9 @@ def test_points_of_one_set_are_point_self_attention():
     torch.testing.assert_close(layer(x, x).tensor, own(x).tensor)
 
 
-@pytest.mark.parametrize("encoding", ["mlp", "none"])
+@pytest.mark.parametrize("encoding", ["mlp", "rotary", "absolute", "none"])
 def test_clouds_of_points_are_apart(encoding):
-    """A batch of clouds of any sizes, in any order, with hidden keys, is cloud by cloud."""
+    """A batch of clouds of any sizes and places, in any order, with hidden keys, is cloud by cloud."""
     tokens, atoms = mixed(sequence(C4)), mixed(C4)
     layer = drawn(
         GroupCrossAttention(tokens, atoms, tokens, head_fields=4, encoding=encoding, value_type=regular(C4, 1))
@@ -764,6 +764,8 @@ def test_clouds_of_points_are_apart(encoding):
     y.tensor[hidden] = torch.nan
     y.coords[hidden] = torch.inf
     found = layer(x, y, z, hidden, key_batch=batch).tensor
+    moved = GeometricTensor(y.tensor, atoms, y.coords + 3.0 * batch.unsqueeze(1) + 1.0)
+    torch.testing.assert_close(layer(x, moved, z, hidden, key_batch=batch).tensor, found)
     for i in range(2):
         some = (batch == i) & ~hidden
         one = GeometricTensor(y.tensor[some], atoms, y.coords[some])
