@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import math
+import sys
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torchmetrics import Metric
 
 from escnn_attention._checks import check_bool, check_int, check_option
@@ -205,7 +206,7 @@ class Scheduled(pl.LightningModule):
         schedule: of the learning rate, step by step. ``"constant"``; ``"cosine"``, which falls to zero like a cosine;
             ``"one-cycle"``, which rises from a 25th and falls to zero with cosine flanks; ``"steps"``, which falls by
             the factor ``gamma`` after each of the epochs ``milestones``, ascending; ``"plateau"``, which falls by
-            ``gamma`` when the measure of the best epoch has not improved for more than ``patience`` epochs.
+            ``gamma`` when the measure of the best epoch has not improved in more than ``patience`` validated epochs.
         warm_up: the epochs in which the learning rate rises: linearly from zero for ``"constant"``, ``"cosine"`` and
             ``"steps"``; none for ``"plateau"``.
         milestones, gamma, patience: see ``schedule``.
@@ -306,19 +307,21 @@ class Scheduled(pl.LightningModule):
             if not self.told_by_data("validates", True):
                 raise ValueError("schedule: got 'plateau', which needs a part of the data that validates")
             plateau = ReduceLROnPlateau(optimiser, self.mode, factor=self.gamma, patience=self.patience, threshold=0.0)
-            return {"optimizer": optimiser, "lr_scheduler": {"scheduler": plateau, "monitor": self.monitor}}
-        steps = int(self.trainer.estimated_stepping_batches)
-        batches, in_step = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
-        if self.warm_up > (epochs := steps * in_step / batches):
+            # Lightning would step after it has written the checkpoint of the epoch, which would then lack the step, and
+            # in epochs without a validation: on_train_epoch_end steps.
+            never: Any = {"scheduler": plateau, "monitor": self.monitor, "frequency": sys.maxsize}
+            return {"optimizer": optimiser, "lr_scheduler": never}
+        steps = self.trainer.estimated_stepping_batches
+        if math.isinf(steps) and self.schedule in ("cosine", "one-cycle"):
+            raise ValueError(f"schedule: got {self.schedule!r}, which needs a number of epochs, trainer.max_epochs")
+        self.trainer.fit_loop.setup_data()  # which counts the batches, if nothing has before
+        # The last step of an epoch may be of fewer batches than the others.
+        in_epoch = math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches)
+        if self.warm_up > (epochs := steps / in_epoch):
             raise ValueError(f"warm_up: got {self.warm_up:g} epochs, but the training has {epochs:g}")
-        rising = self.warm_up * batches / in_step
-        if self.schedule == "one-cycle":
-            peak = optimiser.param_groups[0]["lr"]
-            rates: Any = _OneCycle(optimiser, peak, steps, pct_start=rising / steps, cycle_momentum=False)
-        else:
-            drops = tuple(round(milestone * (batches / in_step)) for milestone in self.milestones)
-            factor = functools.partial(_factor, self.schedule, round(rising), steps, drops, self.gamma)
-            rates = _Factors(optimiser, factor)
+        drops = tuple(milestone * in_epoch for milestone in self.milestones)
+        factor = functools.partial(_factor, self.schedule, self.warm_up * in_epoch, steps, drops, self.gamma)
+        rates = _FromStep(optimiser, factor)
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": rates, "interval": "step"}}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -328,15 +331,16 @@ class Scheduled(pl.LightningModule):
         if loops is not None and self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self.trainer.fit_loop.load_state_dict(loops["fit_loop"])
 
-    def on_train_epoch_end(self) -> None:
-        metric = self.trainer.callback_metrics.get(self.monitor)
-        # Lightning steps after it has written the checkpoint of the epoch, which would then lack the step.
-        if self.schedule == "plateau" and metric is not None:
-            cast(ReduceLROnPlateau, self.lr_schedulers()).step(metric)
+    def on_train_epoch_start(self) -> None:
+        self._validated = False
 
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        if self.schedule != "plateau":
-            super().lr_scheduler_step(scheduler, metric)
+    def on_validation_end(self) -> None:
+        self._validated = True
+
+    def on_train_epoch_end(self) -> None:
+        if self.schedule == "plateau" and self._validated:
+            metric = self.trainer.callback_metrics[self.monitor]
+            cast(ReduceLROnPlateau, self.lr_schedulers()).step(metric)
 
     def forward(self, inputs: Any) -> Tensor:
         return self.run(inputs)
@@ -400,7 +404,7 @@ class Scheduled(pl.LightningModule):
         raise NotImplementedError(f"{type(self).__name__} has no predictions to write")
 
 
-class _FromStep(LRScheduler):
+class _FromStep(LambdaLR):
     """A schedule that resumes at a step with the layout of this training, which may have more epochs."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -409,20 +413,21 @@ class _FromStep(LRScheduler):
         self._step_count = state_dict["_step_count"]
 
 
-class _OneCycle(_FromStep, OneCycleLR):
-    pass
-
-
-class _Factors(_FromStep, LambdaLR):
-    pass
-
-
-def _factor(schedule: Schedule, rising: int, steps: int, drops: Sequence[int], gamma: float, step: int) -> float:
+def _factor(schedule: Schedule, rising: float, steps: float, drops: Sequence[int], gamma: float, step: int) -> float:
     """The learning rate of a step, as a part of the highest."""
-    if step < rising:
+    if schedule == "one-cycle":  # as torch's OneCycleLR, also where one of its flanks has no step
+        top = rising - 1
+        if step <= top:
+            return _cosine(1 / 25, 1.0, step / top if top else 1.0)
+        return _cosine(1.0, 1 / 25e4, (step - top) / max(1, steps - 1 - top))
+    if step < (rising := round(rising)):
         return step / rising
     if schedule == "constant":
         return 1.0
     if schedule == "steps":
         return gamma ** bisect_right(drops, step)
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - rising) / max(1, steps - rising))))
+    return _cosine(1.0, 0.0, (step - rising) / max(1, steps - rising))
+
+
+def _cosine(start: float, end: float, part: float) -> float:
+    return end + (start - end) / 2 * (1 + math.cos(math.pi * min(1.0, part)))

@@ -24,7 +24,13 @@ from escnn_attention import (
 )
 from escnn_attention.models import CNN, HybridNet, PlatonicTransformer, PointTransformer
 from escnn_attention.training import Classifier, Digits, PointRegression, Springs
-from escnn_attention.training.modules.scheduled import AveragedWeights, Mean, decayed_parameters, parameter_groups
+from escnn_attention.training.modules.scheduled import (
+    AveragedWeights,
+    Mean,
+    _factor,
+    decayed_parameters,
+    parameter_groups,
+)
 from tests.layers import CASES
 
 
@@ -309,8 +315,8 @@ def test_what_does_not_decay_stays_where_it_is():
         torch.testing.assert_close(p.detach(), before[name] * (0.95 if name in decayed else 1.0))
 
 
-def rates(peak, epochs=6, **options):
-    """The learning rate at the start of each epoch."""
+def rates(peak, epochs=6, trainer=None, **options):
+    """The learning rate at the start of each epoch of four batches."""
     data = torch.utils.data.TensorDataset(torch.randn(32, 1, 4, 4), torch.randint(0, 3, (32,)))
     loader = torch.utils.data.DataLoader(data, batch_size=8)
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
@@ -322,8 +328,8 @@ def rates(peak, epochs=6, **options):
             seen.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(max_epochs=epochs, accelerator="cpu", enable_model_summary=False, callbacks=[Watch()], **quiet)
-    trainer.fit(model, loader, loader)
+    quiet |= {"enable_model_summary": False, **(trainer or {})}
+    pl.Trainer(max_epochs=epochs, accelerator="cpu", callbacks=[Watch()], **quiet).fit(model, loader, loader)
     return seen
 
 
@@ -333,10 +339,44 @@ def test_steps():
     assert rates(1.0, schedule="steps", milestones=[1], gamma=0.5, epochs=3) == pytest.approx([1, 0.5, 0.5])
 
 
+@pytest.mark.parametrize("batches", [3, 8])
+def test_epochs_whose_last_step_is_of_fewer_batches(batches):
+    """Of four batches three make a step, and the one that is left another; of eight there is one step only."""
+    trainer = {"accumulate_grad_batches": batches}
+    assert rates(1.0, 4, trainer, schedule="steps", milestones=[1, 3]) == pytest.approx([1, 0.1, 0.1, 0.01])
+    assert rates(1.0, 4, trainer, schedule="cosine", warm_up=2) == pytest.approx([0, 0.5, 1, 0.5])
+    with pytest.raises(ValueError, match="warm_up: got 5 epochs, but the training has 4"):
+        rates(1.0, 4, trainer, schedule="cosine", warm_up=5)
+
+
+def test_a_number_of_steps_in_place_of_epochs():
+    assert rates(1.0, -1, {"max_steps": 12}, schedule="cosine") == pytest.approx([1, 0.75, 0.25])
+    with pytest.raises(ValueError, match=r"schedule: got 'cosine', .*max_epochs"):
+        rates(1.0, -1, schedule="cosine")
+
+
+@pytest.mark.parametrize("rising", [0, 1, 2.5, 12, 24])
+def test_one_cycle_is_that_of_torch(rising):
+    """Whose flanks cannot be empty: it divides by zero after the last step, or before the first."""
+    optimiser = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    expected, part = [], 1 + 1e-6 if rising == 1 else rising
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1.0, 24, pct_start=part / 24, cycle_momentum=False)
+    for _ in range(23):
+        expected.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        schedule.step()
+    found = [_factor("one-cycle", rising, 24, (), 0.1, step) for step in range(23)]
+    assert found[1:] == pytest.approx(expected[1:], rel=1e-5)
+    assert found[0] == pytest.approx({0: expected[0], 1: 1.0}.get(rising, 1 / 25))
+
+
 def test_plateau():
     # So low a rate changes no prediction: the accuracy never rises after the first epoch.
     found = rates(1e-6, schedule="plateau", gamma=0.5, patience=1)
     assert found == pytest.approx([1e-6, 1e-6, 1e-6, 5e-7, 5e-7, 2.5e-7])
+    # Epochs without a measure do not count.
+    found = rates(1e-6, 7, {"check_val_every_n_epoch": 2}, schedule="plateau", gamma=0.5, patience=1)
+    assert found == pytest.approx([*6 * [1e-6], 5e-7])
 
 
 @pytest.mark.parametrize(
