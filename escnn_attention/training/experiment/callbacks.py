@@ -220,16 +220,21 @@ class PredictionWriter(pl.Callback):
         known = [truth for truth in self._truth if truth is not None]
         truth = torch.cat(known).cpu() if known and len(known) == len(self._truth) else None
         predictions = torch.cat(self._predictions)
+        if predictions.dtype == torch.bfloat16:  # which NumPy does not have
+            predictions = predictions.float()
         rows = pl_module.describe(predictions.float(), truth)
         if (names := pl_module.told_by_data("names")) is not None:
             rows = [{**row, "image": name} for row, name in zip(rows, names, strict=True)]
         text = as_csv(rows)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self.path):
+            arrays = self.path.with_suffix(".npz")
             if self.path.exists() and self.path.read_bytes() != text.encode():
-                keep_aside(self.path)
+                aside = keep_aside(self.path)
+                if arrays.exists():
+                    arrays.rename(aside.with_suffix(".npz"))
+            if pl_module.keeps_arrays:
+                with atomic_file(arrays) as opened:
+                    np.savez_compressed(opened, predictions=predictions.numpy())
             with atomic_file(self.path, "w") as file:
                 file.write(text)
-            if pl_module.keeps_arrays:
-                with atomic_file(self.path.with_suffix(".npz")) as opened:
-                    np.savez_compressed(opened, predictions=predictions.numpy())

@@ -21,7 +21,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from escnn_attention._checks import reason_of
 from escnn_attention.models.limits import within
 from escnn_attention.nn.summary import count_parameters
-from escnn_attention.training.data.fields import GridFields
 from escnn_attention.training.data.images.base import PublishedImages
 from escnn_attention.training.data.images.own import OwnImages
 from escnn_attention.training.errors import UserError, as_misuse, as_user_error, message_of, quiet_lightning
@@ -55,7 +54,7 @@ from escnn_attention.training.experiment.folder import (
     made_for_training,
     stamp,
 )
-from escnn_attention.training.experiment.network import check_fields, check_images, checkpoint_of, load_weights
+from escnn_attention.training.experiment.network import check_fit, checkpoint_of, load_weights
 from escnn_attention.training.experiment.result import hardware, versions, write_result
 from escnn_attention.training.experiment.trust import check_parsed
 from escnn_attention.training.files import remove_temporaries
@@ -230,10 +229,7 @@ class ExperimentCLI(LightningCLI):
                 size = Path(checkpoint).stat().st_size
                 limits.enter_context(within(self._plain["model"]["network"], size, self.tensors))
             super().instantiate_classes()
-        if isinstance(self.model, Classifier):
-            check_images(self.model.network, self.model.num_classes, self.datamodule, "model.network: it")
-        if isinstance(self.datamodule, GridFields):
-            check_fields(self.model.network, self.datamodule, "model.network")
+        check_fit(self.model, self.datamodule, "model.network")
         images = self.config[self.subcommand].get("images")
         if images is not None:
             if not isinstance(self.datamodule, PublishedImages):

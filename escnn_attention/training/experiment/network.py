@@ -18,6 +18,8 @@ from escnn_attention.training.data.fields import GridFields
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
 from escnn_attention.training.experiment.folder import BEST, LAST
+from escnn_attention.training.modules.classifier import Classifier
+from escnn_attention.training.modules.scheduled import Scheduled
 
 
 def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> torch.nn.Module:
@@ -109,16 +111,23 @@ def build_described(description: Any) -> torch.nn.Module:
         raise UserError(f"this version cannot build the network {description['class_path']}: {reason}") from error
 
 
-def check_images(network: Any, num_classes: int, data: Any, name: str) -> None:
-    """Check that a network ``name`` has the channels and classes of a data module, as far as both say them."""
+def check_fit(model: Scheduled, data: Any, name: str) -> None:
+    """Check that the network ``name`` of a module has the channels, classes and fields of the data, where both tell."""
+    if isinstance(model, Classifier):
+        _check_images(model.network, model.num_classes, data, name)
+    if isinstance(data, GridFields):
+        _check_fields(model.network, data, name)
+
+
+def _check_images(network: Any, num_classes: int, data: Any, name: str) -> None:
     channels = getattr(getattr(network, "in_type", None), "size", getattr(network, "in_channels", None))
     for what, attribute, needed in (("channels", "in_channels", channels), ("classes", "num_classes", num_classes)):
         given = getattr(data, attribute, None)
         if isinstance(given, int) and isinstance(needed, int) and given != needed:
-            raise UserError(f"{name} is for {needed} {what}, but {type(data).__name__} has {given} ({attribute})")
+            raise UserError(f"{name}: it is for {needed} {what}, but {type(data).__name__} has {given} ({attribute})")
 
 
-def check_fields(network: Any, data: GridFields, name: str) -> None:
+def _check_fields(network: Any, data: GridFields, name: str) -> None:
     """Check that the scalars and vectors of a network ``name`` are in the order of those in the data's channels."""
     for kinds, attribute in ((data.inputs, "in_type"), (data.targets, "out_type")):
         field_type = getattr(network, attribute, None)

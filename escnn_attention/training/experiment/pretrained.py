@@ -9,13 +9,15 @@ import lightning.pytorch as pl
 from jsonargparse import ArgumentParser
 
 from escnn_attention import models
+from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.registry import recipe_file
 from escnn_attention.training.errors import UserError, as_misuse, as_user_error, quiet_lightning
 from escnn_attention.training.experiment.configuration import known_options, recipe
-from escnn_attention.training.experiment.network import check_images
+from escnn_attention.training.experiment.network import check_fit
 from escnn_attention.training.modules import TASKS, Task
 
 _OPTION = "--pretrained"
+_KINDS = {"classification": "images", "segmentation": "fields", "fields": "fields"}
 
 
 class Measured(NamedTuple):
@@ -73,17 +75,18 @@ def run_pretrained(arguments: Sequence[str]) -> Measured:
 
 
 def _measure(name: str, network: Any, task: str, data: pl.LightningDataModule, options: dict[str, Any]) -> Measured:
-    of_points = not isinstance(getattr(network, "num_classes", None), int)
-    if of_points != task.startswith("point"):
-        kind = "points" if of_points else "images"
+    of_points = isinstance(network, (CloudNetwork, models.HamiltonianNetwork))
+    images = isinstance(getattr(network, "num_classes", None), int)
+    kind = "points" if of_points else "images" if images else "fields"
+    if kind != _KINDS.get(task, "points"):
         raise UserError(f"--task: {name} is a {type(network).__name__}, a network of {kind}, got {task}")
-    if not of_points:
-        check_images(network, network.num_classes, data, f"{_OPTION}: {name}")
     trainer = pl.Trainer(**options, devices=1, logger=False, enable_checkpointing=False, enable_model_summary=False)
-    module: Any = TASKS[task]
+    make: Any = TASKS[task]
     counts = ("num_classes", "num_targets") if task == "point-classification" else ()  # which the network does not tell
     told_by_data = {count: getattr(data, count) for count in counts if hasattr(data, count)}
-    (found,) = trainer.test(module(network=network, **told_by_data), data, verbose=False)
+    model = make(network=network, **told_by_data)
+    check_fit(model, data, f"{_OPTION} {name}")
+    (found,) = trainer.test(model, data, verbose=False)
     # The data modules of this package have a sampler that knows how many of the data it is for.
     loaders: Any = trainer.test_dataloaders
     loaders = loaders if isinstance(loaders, list) else [loaders]

@@ -106,9 +106,11 @@ class FieldModule(Scheduled):
                 f"network: got {tuple(outputs.shape)} for targets {tuple(targets.shape)}, needed the same shape, with"
                 f" {sum(self.fields)} channels"
             )
+        precision = torch.promote_types(outputs.dtype, torch.float32)  # half precision has no such large sums
+        targets = targets.to(precision)
         errors, squares = (
             torch.stack([part.square().sum() for part in values.split(self.fields, dim=1)])
-            for values in (outputs - targets, targets)
+            for values in (outputs.to(precision) - targets, targets)
         )
         return errors, squares
 

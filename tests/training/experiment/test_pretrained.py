@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
+from escnn import gspaces
 from typer.testing import CliRunner
 
 from escnn_attention import models
 from escnn_attention.models import registry
-from escnn_attention.training import Classifier, Digits
+from escnn_attention.training import ChargedParticles, Classifier, Digits, PointForecast, PoissonOnTorus
 from escnn_attention.training.cli import app
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.pretrained import is_asked_for, run_pretrained
@@ -78,10 +79,6 @@ def test_what_cannot_be_measured_is_told(folder, arguments, message):
 
 
 def test_networks_of_points_have_other_tasks(tmp_path):
-    from escnn import gspaces
-
-    from escnn_attention.training import ChargedParticles, PointForecast
-
     kinds, options = {"scalar": 1, "vector": 1}, {"fields": 2, "num_blocks": 1, "num_heads": 1, "pool": None}
     network = models.PointTransformer(gspaces.trivialOnR3(), kinds, "vector", **options).eval()
     network.save_pretrained(tmp_path)
@@ -98,6 +95,24 @@ def test_networks_of_points_have_other_tasks(tmp_path):
     assert list(found.numbers) == ["error", "loss"]
     assert (found.size, found.things) == (5, "clouds")
     assert f"error {error:.4f}, loss {error:.4f}, 5 clouds" in str(found)
+
+
+def test_networks_of_fields_have_other_tasks(tmp_path):
+    network = models.FieldUNet(gspaces.rot2dOnR2(4), 1, {"vector": 1}, widths=(1,), attention=(1,), num_heads=1).eval()
+    network.save_pretrained(tmp_path)
+    data = ["--data", "escnn_attention.training.PoissonOnTorus", "--data.init_args.size", "8"]
+    data += ["--data.init_args.num_test", "5", "--data.init_args.batch_size", "3"]
+    found = run_pretrained(["--pretrained", str(tmp_path), "--task", "fields", *data, *QUIET])
+    x, y = _test_batches(PoissonOnTorus(size=8, num_test=5, batch_size=5))[0]
+    with torch.no_grad():
+        error = ((network(x) - y).square().sum() / y.square().sum()).item()
+    assert found.numbers["error"] == pytest.approx(error)
+    assert (found.size, found.things) == (5, "fields")
+    with pytest.raises(UserError, match=r"FieldUNet, a network of fields, got point-forecast"):
+        run_pretrained(["--pretrained", str(tmp_path), "--task", "point-forecast", *data, *QUIET])
+    canvas = ["--data", "escnn_attention.training.DigitCanvas", "--data.init_args.num_test", "2"]
+    with pytest.raises(UserError, match=r"it is for 2 classes, but DigitCanvas has 11"):
+        run_pretrained(["--pretrained", str(tmp_path), "--task", "segmentation", *canvas, *QUIET])
 
 
 def _test_batches(data):

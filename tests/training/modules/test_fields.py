@@ -11,7 +11,7 @@ from escnn_attention.models import FieldUNet
 from escnn_attention.training import FieldData, FieldModule, load_network
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import run_experiment
-from escnn_attention.training.experiment.network import check_fields
+from escnn_attention.training.experiment.network import check_fit
 from tests.training.experiment.runs import call, of, write_task
 
 
@@ -41,6 +41,15 @@ def test_relative_errors_over_the_whole_part():
     assert (other.training_step((outputs, targets), 0) - expected.mean()).abs() > 1e-3
 
 
+@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16])
+def test_sums_of_numbers_of_half_precision(precision):
+    """More squares than the precision has numbers for."""
+    x = torch.full((2, 1, 200, 200), 1.375, dtype=precision)
+    module = FieldModule(Given(), fields=(1,))
+    errors, squares = module._squares(x, 2 * x)
+    assert errors.item() == squares.item() / 4 == 2 * 200**2 * 1.375**2
+
+
 def test_what_does_not_fit():
     with pytest.raises(ValueError, match=r"fields: .* Given"):
         FieldModule(Given())
@@ -59,8 +68,9 @@ def test_the_network_tells_the_fields():
 def test_fields_in_the_order_of_the_channels_of_the_data(in_type):
     """Of the same fields; others may have a reason."""
     network = FieldUNet(gspaces.rot2dOnR2(4), in_type, {"vector": 1}, widths=(1,), attention=(1,), num_heads=1)
-    check_fields(network, FieldData("x.npz", {"vector": 2, "scalar": 1}, {"vector": 1}), "network")
-    check_fields(Given(), FieldData("x.npz", {"vector": 2, "scalar": 1}, {"vector": 1}), "network")
+    data = FieldData("x.npz", {"vector": 2, "scalar": 1}, {"vector": 1})
+    check_fit(FieldModule(network), data, "network")
+    check_fit(FieldModule(Given(), [2]), data, "network")
 
 
 @pytest.mark.parametrize(("place", "name"), [("inputs", "in_type"), ("targets", "out_type")])
@@ -93,6 +103,10 @@ def test_training_and_testing_by_the_command(tmp_path):
     assert len(rows) == 6
     with np.load(folder / "predictions.npz") as file:
         fields = torch.from_numpy(file["predictions"])
+    run_experiment(["predict", "--folder", str(folder), "--trainer.precision", "bf16-true"])
+    with np.load(folder / "predictions.old-1.npz") as old, np.load(folder / "predictions.npz") as file:
+        assert np.array_equal(old["predictions"], fields)
+        assert 0 < np.abs(file["predictions"] - old["predictions"]).max() < 0.1
     assert float(rows[2].split(",")[1]) == pytest.approx(fields[2].square().sum(0).mean().sqrt().item())
     network = load_network(folder).double().eval()
     x = torch.randn(1, 1, 8, 8, dtype=torch.float64)
