@@ -16,7 +16,6 @@ from escnn_attention.training.comparison.compare import (
     compare,
     configure,
     grid_symmetries,
-    load_images,
     orient,
     train,
 )
@@ -142,11 +141,6 @@ def test_weights_are_a_function_of_the_seed(trained, tmp_path):
     assert config["seed_everything"] == 0
     changed = train({**config, "seed_everything": 1}, tmp_path / "other").model.network.state_dict()
     assert any(not torch.equal(value, changed[name]) for name, value in network.state_dict().items())
-
-
-def test_digits_are_in_no_folder(tmp_path):
-    with pytest.raises(UserError, match="--data-dir"):
-        load_images(Settings(data_dir=tmp_path))
 
 
 def test_an_experiment_trains_on_normalised_images():

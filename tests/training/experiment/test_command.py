@@ -1,7 +1,6 @@
 """``escnn-attention fit``, ``test`` and ``predict``, as users call them."""
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -195,18 +194,6 @@ def test_a_training_that_another_process_has_finished_meanwhile(configuration, f
     monkeypatch.setattr("escnn_attention.training.experiment.folder.locked_folder", late)
     with pytest.raises(UserError, match=r"another process has trained"):
         call("fit", file, folder)
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_said_of_its_file(configuration, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(UserError, match=r"run.*: No space left"):
-            call("fit", configuration(**SHORT), tmp_path / "run")
-    call("fit", configuration(**SHORT), tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -120,12 +120,6 @@ def _test_batches(data):
     return list(data.test_dataloader())
 
 
-def test_a_name_has_to_be_given():
-    for arguments in (["--pretrained"], ["--pretrained="]):
-        with pytest.raises(UserError):
-            run_pretrained(arguments)
-
-
 def test_it_is_asked_for_by_its_option_alone():
     assert is_asked_for(["--folder", "a", "--pretrained=b"])
     assert not is_asked_for(["--folder", "pretrained", "--config", "x"])

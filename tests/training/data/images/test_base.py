@@ -126,9 +126,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def loaded(folder, rank=0, world_size=1, **options):
+def loaded(folder, **options):
     module = RotMNIST(folder, **options)
-    module.trainer = samples.process(rank, world_size)
     module.prepare_data()
     module.setup()
     return module
@@ -168,11 +167,6 @@ def test_limits(folder):
 def test_arguments_are_checked_at_once(module, options, message):
     with pytest.raises(UserError, match=message):
         module(**options)
-
-
-def test_fewer_images_than_processes(folder):
-    with pytest.raises(UserError, match=r"test images .*at least"):
-        loaded(folder, 0, 3, batch_size=3, limit_test=2).test_dataloader()
 
 
 PUBLISHED = [RotMNIST, MNIST, CIFAR10, PatchCamelyon, ModelNet40, QM9]

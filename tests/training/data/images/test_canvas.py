@@ -73,15 +73,6 @@ def test_quarter_turns_of_classes_are_those_of_arrays():
     assert torch.equal(turned[:, 0].long(), labels.rot90(1, (1, 2)))
 
 
-def test_batches():
-    data = DigitCanvas(**FEW)
-    data.setup("fit")
-    images, labels = next(iter(data.train_dataloader()))
-    assert images.shape == (2, 1, 48, 48)
-    assert labels.shape == (2, 48, 48)
-    assert labels.dtype == torch.long
-
-
 def test_what_does_not_fit():
     with pytest.raises(UserError, match="source"):
         DigitCanvas(source="letters")

@@ -130,18 +130,6 @@ def test_another_process_opens_the_file_anew(tmp_path, arrays, monkeypatch):
     assert source._opened[1] is not opened
 
 
-def test_workers(tmp_path, arrays):
-    write(tmp_path, arrays)
-    batches = []
-    for num_workers in (0, 2):
-        data = PatchCamelyon(tmp_path, batch_size=4, num_workers=num_workers)
-        data.setup("fit")
-        data._sources["train"].take([0])  # the file is open before workers are made
-        batches.append(list(data.train_dataloader()))
-    for one, other in zip(*batches, strict=True):
-        assert all(map(torch.equal, one, other))
-
-
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
