@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from escnn_attention.functional import BETWEEN_POINTS, PointCall
-from escnn_attention.functional.points.call import PairBias, PairTables
+from escnn_attention.functional.points.call import PairBias, PairScores, PairTables
 from escnn_attention.geometry.neighbours import Neighbourhood, Neighbours
 from escnn_attention.geometry.points import Points
 
@@ -41,32 +41,39 @@ class GivenValues(SimpleNamespace):
         return self.function(p, v, seen)
 
 
+def offsets(query, key):
+    """A relation that is the same at the three poses of the queries."""
+    return (key - query)[:, None, :, None].expand(-1, 3, -1, -1, -1, -1)
+
+
+def of_products(q, keys, seen, mutual):
+    return PairScores(q)
+
+
+def of_offsets_too(q, keys, seen, mutual):
+    """Scores with the sum of the coordinates of an offset."""
+    return PairScores(q, extra=seen.sum(-1).permute(1, 3, 0, 2, 4)[None, :, None])
+
+
 def point_attention(
     q,
     k,
     v,
     coords,
     neighbours,
+    relate=offsets,
+    scores=of_products,
     *,
-    num_poses,
-    relate,
-    scores,
     mix=None,
-    log_measure=None,
-    query="own",
     keys="all",
-    normalization="softmax",
+    log_measure=None,
     backend="auto",
 ):
-    """The output ``(N, M, H, C)`` of queries ``(N, M, J, C)``, keys and values ``(N, M, P, C)``."""
-    inverse = torch.zeros(num_poses, coords.shape[1], coords.shape[1])
-    quotient = torch.zeros(num_poses, 1, dtype=torch.long)
-    bias = GivenBias(PairTables(relate, inverse, quotient, None, query, keys, log_measure), scores)
+    """The output ``(N, M, 3, C)`` of queries ``(N, M, 3, C)``, keys and values ``(N, M, P, C)``."""
+    inverse, quotient = torch.zeros(3, coords.shape[1], coords.shape[1]), torch.zeros(3, 1, dtype=torch.long)
+    bias = GivenBias(PairTables(relate, inverse, quotient, None, "own", keys, log_measure), scores)
     q, k, v = (t.transpose(0, 1).unsqueeze(1) for t in (q, k, v))
     values = None if mix is None else GivenValues(features=1, function=mix)
-    query = "all" if q.shape[3] == 1 else query
     points = GivenPoints(coords, neighbours)
-    options = {"query": query, "keys": keys, "normalization": normalization, "values": values}
-    return (
-        BETWEEN_POINTS.compute(PointCall(q, k, v, bias, points, points, **options), backend).squeeze(1).transpose(0, 1)
-    )
+    call = PointCall(q, k, v, bias, points, points, query="own", keys=keys, values=values)
+    return BETWEEN_POINTS.compute(call, backend).squeeze(1).transpose(0, 1)

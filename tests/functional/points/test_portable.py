@@ -15,10 +15,9 @@ from escnn_attention import (
     assert_equivariant,
     working_memory,
 )
-from escnn_attention.functional.points.call import PairScores
 from escnn_attention.functional.points.portable import sum_values
 from escnn_attention.geometry.neighbours import Lists, WholeClouds
-from tests.functional.points.calls import point_attention
+from tests.functional.points.calls import of_offsets_too, point_attention
 from tests.nn.points import SPACES, cloud, error_of, mixed, worst_error, written_out
 from tests.packages import write_down
 
@@ -28,44 +27,25 @@ NEIGHBOURS = {
 }
 
 
-def relate(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    return (key - query)[:, None, :, None].expand(-1, 3, -1, -1, -1, -1)
-
-
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("number", [0, 3])
 def test_no_points_and_no_neighbours(number):
-    q = random(number, 2, 5, 4)
-    empty = Lists(torch.zeros(2, 0, dtype=torch.long), number)
-    out = point_attention(
-        q, q, q, random(number, 2), empty, num_poses=5, relate=relate, scores=lambda q, k, s, m: PairScores(q)
-    )
-    assert torch.equal(out, torch.zeros(number, 2, 5, 4, dtype=torch.float64))
+    q = random(number, 2, 3, 4)
+    out = point_attention(q, q, q, random(number, 2), Lists(torch.zeros(2, 0, dtype=torch.long), number))
+    assert torch.equal(out, torch.zeros(number, 2, 3, 4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)
 @pytest.mark.parametrize("backend", ["neighbours", "native"])
 def test_pieces_are_dropped_and_made_again(backend, neighbours):
-    q, k, v, x = (t.requires_grad_() for t in (*(random(6, 2, 3, 4) for _ in range(3)), random(6, 2)))
+    q, k, v, x = leaves = [t.requires_grad_() for t in (*(random(6, 2, 3, 4) for _ in range(3)), random(6, 2))]
 
-    def gradients() -> list[torch.Tensor]:
-        out = point_attention(
-            q,
-            k,
-            v,
-            x,
-            NEIGHBOURS[neighbours],
-            num_poses=3,
-            relate=relate,
-            scores=lambda q, keys, seen, mutual: PairScores(
-                q, extra=seen.sum(-1).permute(1, 3, 0, 2, 4)[None, :, None]
-            ),
-            backend=backend,
-        )
-        return list(torch.autograd.grad(out.sin().sum(), [q, k, v, x]))
+    def gradients() -> tuple[torch.Tensor, ...]:
+        out = point_attention(q, k, v, x, NEIGHBOURS[neighbours], scores=of_offsets_too, backend=backend)
+        return torch.autograd.grad(out.sin().sum(), leaves)
 
     whole = gradients()
     with working_memory(1):
