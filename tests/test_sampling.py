@@ -139,15 +139,6 @@ def test_slow_tests_have_a_turn_with_each_of_their_cases(parts):
     assert len(drawn) == 3 * FEW * parts
 
 
-def test_two_tests_have_draws_of_their_own():
-    one, other = sweep("test_a", pytest.mark.sampled(4).mark), sweep("test_b", pytest.mark.sampled(4).mark)
-    mark_undrawn([*one, *other], 1, draw=True, whole=False)
-    assert len(left_out(one)) == len(left_out(other)) == 8
-    assert [i for i, x in enumerate(one) if x in left_out(one)] != [
-        i for i, x in enumerate(other) if x in left_out(other)
-    ]
-
-
 def test_several_tests_as_one_sweep():
     left = []
     for seed in range(13):

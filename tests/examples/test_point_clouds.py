@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from scipy.integrate import solve_ivp
 
 pytest.importorskip("jsonargparse")
 pytest.importorskip("matplotlib")
@@ -17,7 +16,7 @@ from typer.testing import CliRunner
 from escnn_attention.models import HamiltonianNetwork
 from escnn_attention.training import Springs
 from escnn_attention.training.data.clouds import qm9
-from escnn_attention.training.data.clouds.springs import DURATION, NUM_FRAMES, Systems, energy, random_systems, simulate
+from escnn_attention.training.data.clouds.springs import energy
 from escnn_attention.training.data.files import ENVIRONMENT
 from examples.experiments.runs import DATA, NETWORK
 from examples.point_clouds import cli, figures, measure, report, tables
@@ -121,6 +120,7 @@ def test_full_versions_have_the_published_sizes():
     config = tables.Run("", tables._CONFIGURATIONS / f"{springs.base}.yaml").configuration()
     assert config["trainer"]["max_epochs"] == 200
     assert config["data"]["init_args"] == {"solver": "rk4", "batch_size": 100}
+    assert springs.small[f"{DATA}.solver"] == Springs().solver == "exact"
     molecules = experiments("qm9", False)
     assert [e.name for e in molecules] == ["qm9-mu", "qm9-alpha", "qm9-homo", "qm9-polarizability"]
     for experiment in molecules:
@@ -260,38 +260,6 @@ def test_a_measurement_that_fails_loses_no_training(molecules, tmp_path, monkeyp
     assert equivariant["group"] < 1e-12 < equivariant["random"]
     assert twin["group"] > 1e-6
     assert str(molecules) not in json.dumps(rows)
-
-
-def _integrated(systems, number, times):
-    """What scipy makes of one system, spring by spring: positions and momenta (2, T, n, d)."""
-    m, k, q, p = (values[number] for values in systems)
-
-    def slope(_, state):
-        x, y = state.reshape(2, *q.shape)
-        pulls = 2 * (k[:, None] * k)[..., None] * (x - x[:, None])  # i, j: of body j on body i
-        return np.stack([y / m[:, None], pulls.sum(1)]).ravel()
-
-    start = np.stack([q, p]).ravel()
-    found = solve_ivp(slope, (0, times[-1]), start, method="DOP853", t_eval=times, rtol=1e-12, atol=1e-12)
-    return found.y.T.reshape(len(times), 2, *q.shape).swapaxes(0, 1)
-
-
-@pytest.mark.slow
-def test_trajectories_are_those_that_scipy_integrates():
-    """The exact ones, which the small version takes, to ten digits; the published rule of the full one nearly."""
-    (experiment,) = experiments("springs", True)
-    assert experiment.small[f"{DATA}.solver"] == Springs().solver == "exact"
-    times = np.linspace(0, DURATION, NUM_FRAMES)
-    systems = random_systems(2, np.random.default_rng(0))
-    exact, published = (np.stack(simulate(systems, times, solver), axis=1) for solver in ("exact", "rk4"))
-    other = Systems(systems.masses, systems.stiffness * 1.001, systems.positions, systems.momenta)
-    softer = np.stack(simulate(other, times), axis=1)
-    for number in range(2):
-        expected = _integrated(systems, number, times)
-        size = np.abs(expected).max()
-        assert np.abs(exact[number] - expected).max() < 1e-10 * size
-        assert 1e-7 * size < np.abs(published[number] - expected).max() < 1e-2 * size
-        assert np.abs(softer[number] - expected).max() > 1e-3 * size
 
 
 class _Known(torch.nn.Module):

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
@@ -158,16 +157,6 @@ def test_libraries_of_the_precisions_that_are_used(loop, monkeypatch):
         assert os.environ == environment
         assert not config.aot_inductor.custom_op_libs
         assert not any(os.path.exists(folder) for _, folder in libraries)
-
-
-def test_why_nothing_can_be_linked(monkeypatch):
-    if shutil.which("c++") and torch.__version__ >= packaged._OLDEST:
-        assert packaged.why_not_linked() is None
-    monkeypatch.setattr(packaged, "_OLDEST", "2.7")
-    monkeypatch.setenv("CXX", '"')
-    assert "CXX: got" in str(packaged.why_not_linked())
-    monkeypatch.setattr(packaged, "_OLDEST", "99.0")
-    assert "needed 99.0 or later" in str(packaged.why_not_linked())
 
 
 class Several(nn.Module):

@@ -5,7 +5,6 @@ import importlib
 import os
 import re
 import signal
-import stat
 import subprocess
 import time
 from pathlib import Path
@@ -94,9 +93,6 @@ def test_no_compiler(source, cache, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(compiled.NotBuilt, match=r"there is no C\+\+ compiler: no g\+\+, clang\+\+ or c\+\+"):
         compiled.library(source)
-    monkeypatch.setenv("CXX", "a-compiler-that-is-not-there")
-    with pytest.raises(compiled.NotBuilt, match="a-compiler-that-is-not-there does not run"):
-        compiled.library(source)
 
 
 def a_file(folder: Path) -> None:
@@ -152,11 +148,6 @@ def test_a_library_that_cannot_be_loaded(source, cache, compiler, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", refuse)
     with pytest.raises(compiled.NotBuilt, match=r"seven.cpp could not be built: failed to map segment"):
         compiled.library(source, "NUMBER=7")
-
-
-def test_only_its_user_can_write_to_the_folder(source, cache, compiler):
-    compiled.library(source, "NUMBER=7")
-    assert not cache.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def script(path: Path, text: str) -> str:
