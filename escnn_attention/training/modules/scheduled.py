@@ -28,9 +28,10 @@ from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.nn.cuda_graphs import CudaGraphs
 from escnn_attention.plain.blocks import LayerScale
 from escnn_attention.plain.embeddings import PositionTable
+from escnn_attention.plain.image_networks import ClassToken
 from escnn_attention.plain.norms import LayerNorm
 from escnn_attention.plain.point_network import PoseWaves
-from escnn_attention.plain.projections import QueryKeyNorm
+from escnn_attention.plain.projections import QueryKeyNorm, Registers
 
 
 class Mean(Metric):
@@ -126,13 +127,15 @@ class AveragedWeights(EMAWeightAveraging):
             pl_module.train().eval()
 
 
-# Modules whose parameters are scales, shifts, thresholds or positional encodings.
+# Modules whose parameters are scales, shifts, thresholds, positional encodings or tokens.
 _SPARED: tuple[type, ...] = (
     Encoding,
     PairKernel,
     PositionTable,
     PoseWaves,
     QueryKeyNorm,
+    ClassToken,
+    Registers,
     LayerScale,
     LayerNorm,
     nn.LayerNorm,
@@ -153,8 +156,9 @@ _SPARED: tuple[type, ...] = (
 def decayed_parameters(network: nn.Module) -> list[str]:
     """The names of the parameters of a network that decoupled weight decay is for: the weights of linear maps.
 
-    Norms, gains, positional encodings and kernels, and biases are left out: decay would change their scale without
-    making the network simpler. Parameters of unknown modules count as weights.
+    Norms, gains, positional encodings and kernels, class tokens, registers and biases are left out: decay would change
+    their scale without making the network simpler. So do the recipes of timm and DeiT, which spare position embeddings
+    and class tokens. Parameters of unknown modules count as weights.
 
     Example:
         >>> from escnn_attention import GroupSelfAttention
@@ -172,7 +176,7 @@ def decayed_parameters(network: nn.Module) -> list[str]:
         spared.update(
             id(parameter)
             for name, parameter in module.named_parameters(recurse=False)
-            if name == "bias" or name.startswith("bias_") or name.endswith("_bias")
+            if name in ("bias", "tokens") or name.startswith("bias_") or name.endswith("_bias")
         )
     return [name for name, parameter in network.named_parameters() if id(parameter) not in spared]
 
@@ -210,8 +214,8 @@ class Scheduled(pl.LightningModule):
         warm_up: the epochs in which the learning rate rises: linearly from zero for ``"constant"``, ``"cosine"`` and
             ``"steps"``; none for ``"plateau"``.
         milestones, gamma, patience: see ``schedule``.
-        decay: the parameters with weight decay: ``"all"``, or ``"weights"`` without norms, positional encodings and
-            biases (:func:`decayed_parameters`). With ``torch.optim.AdamW`` it is decoupled from the gradient.
+        decay: the parameters with weight decay: ``"all"``, or ``"weights"`` without norms, positional encodings, tokens
+            and biases (:func:`decayed_parameters`). With ``torch.optim.AdamW`` it is decoupled from the gradient.
         ema: the decay, below 1, of an exponential moving average of the weights, by which the network is then measured
             and kept: over about 1 / (1 − ``ema``) steps (:class:`AveragedWeights`). None for the weights themselves.
         seed: of the random numbers of dropout. Each step has its own, so that a restart does not change them.

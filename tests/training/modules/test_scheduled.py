@@ -11,6 +11,7 @@ from escnn import gspaces, nn
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from escnn_attention import (
+    AttentionPool,
     AttentiveConv,
     ConvolutionalEncoding,
     FourierEncoding,
@@ -291,6 +292,20 @@ def test_weights_decay_and_nothing_else(name):
         spared = found == "encoding" or found in SPARED or "bias" in found[1]
         assert (parameter not in decayed) == spared, (parameter, found)
         assert spared or found[1] in DECAYED, (parameter, found)
+
+
+def test_tokens_do_not_decay():
+    network = CASES["VisionTransformer, registers"].make()
+    fields = nn.FieldType(C2, [C2.regular_repr])
+    registers = TransformerBlock(fields, fields, kernel_size=3, norm="pre", registers=2)
+    for tokens, module in (
+        (["token.weight", "token.registers"], network),
+        (["attention.plain.registers.keys", "attention.plain.registers.values"], registers),
+        (["plain.tokens"], AttentionPool(fields, 3)),
+    ):
+        decayed = decayed_parameters(module)
+        assert decayed
+        assert set(tokens) <= {name for name, _ in module.named_parameters()} - set(decayed)
 
 
 def test_groups_hold_every_parameter_once():
