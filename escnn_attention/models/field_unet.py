@@ -167,7 +167,7 @@ class FieldUNet(PretrainedMixin, GridModule):
         self.gspace = gspace
         circular = check_padding_mode(fibers(gspace), gspace, padding_mode)
         self.padding_mode = padding_mode
-        taken = ("samples", "attention", "condition", "padding_mode")
+        taken = ("samples", "attention", "condition", "padding_mode", "crop")
         usual = block_defaults(kernel_size, circular)
         options = iter(each_block({**usual, **(block or {})}, 2 * sum(blocks) - blocks[-1], taken))
         shared: dict[str, Any] = {"num_heads": num_heads, "kernel_size": kernel_size, "padding_mode": padding_mode}

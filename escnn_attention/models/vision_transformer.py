@@ -26,6 +26,17 @@ from escnn_attention.plain.image_networks import ClassToken
 from escnn_attention.plain.image_networks import VisionTransformer as PlainVisionTransformer
 from escnn_attention.plain.norms import InvariantNorm
 
+_OF_GRIDS = (
+    "window",
+    "dilation",
+    "causal",
+    "is_causal",
+    "padding_mode",
+    "projection_kernel_size",
+    "projection_filters",
+)
+"""Options of blocks that read where positions are; here they stand in a row, behind tokens."""
+
 
 class VisionTransformer(PretrainedMixin, PlainVisionTransformer):
     r"""A vision transformer whose first blocks are equivariant: the octic ViT, for any group that keeps a square.
@@ -138,7 +149,7 @@ class VisionTransformer(PretrainedMixin, PlainVisionTransformer):
         per_head = fields // num_heads
         of_equivariant: dict[str, Any] = {"norm_kind": "fields", "hidden_fields": hidden, "head_fields": per_head}
         of_ordinary: dict[str, Any] = {"hidden_fields": hidden * order, "head_fields": per_head * order}
-        taken = (*tokens, *of_equivariant, "attention", "norm_scope", "registers", "samples", "crop")
+        taken = (*tokens, *of_equivariant, "attention", "norm_scope", "registers", "samples", "crop", *_OF_GRIDS)
         options = each_block({"activation": "gelu", **(block or {})}, equivariant + ordinary, taken)
         self.gspace, self.in_type, self.num_classes = gspace, in_type, num_classes
         self.hidden_type = _irreps(gspace, fields)

@@ -153,6 +153,7 @@ def test_what_does_not_fit():
         ((1, 1), {"conv_kernel": 4}, ValueError, "conv_kernel: .* odd"),
         ((1, 1), {"widths": ()}, ValueError, "widths"),
         ((1, 1), {"block": {"condition": 3}}, TypeError, "condition"),
+        ((1, 1), {"block": {"crop": 1}}, TypeError, "crop"),
         ((1, 1), {"padding_mode": "zeros"}, ValueError, "padding_mode"),
         (("image", 1), {}, TypeError, "in_type: .* integer"),
         ((1, 1), {"patch_size": 0}, ValueError, "size: got 0"),

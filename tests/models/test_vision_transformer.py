@@ -103,8 +103,10 @@ def test_bad_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             VisionTransformer(GROUPS[0], 2, 3, **(SIZES | {name: value}))
-    with pytest.raises(TypeError, match=r"^encoding: .*no such option"):
-        VisionTransformer(GROUPS[0], 2, 3, **SIZES, block={"encoding": "mlp"})
+    # Tokens stand in a row: a convolution of it would not commute with the group.
+    for name, value in {"encoding": "mlp", "projection_kernel_size": 3, "padding_mode": "circular"}.items():
+        with pytest.raises(TypeError, match=f"^{name}: .*no such option"):
+            VisionTransformer(GROUPS[0], 2, 3, **SIZES, block={name: value})
     scalars = spaces.scalars(GROUPS[0], 2)
     for arguments, message in (
         ((GROUPS[0], 2, scalars), "num_classes: got a type"),
