@@ -120,8 +120,13 @@ class Heads:
 
     def write(self, out_type: FieldType) -> FromPoses:
         """The projection of all heads together to any fields."""
+        segments = frames(out_type, group=self.group, dual=True)
+        if not any(s.matrices.size for s in segments):
+            raise ValueError(
+                f"poses: got cosets of a subgroup from which there is no equivariant map to a field of {out_type}"
+            )
         return FromPoses(
-            frames(out_type, group=self.group, dual=True),
+            segments,
             out_type.size,
             self.fields,
             self.group.order,

@@ -610,12 +610,13 @@ def test_cosets_that_there_are_not():
         ("poses: got cosets with projection", on_grid, FIELDS, {"projection": "pointwise"}),
         ("poses: got cosets with a ConvolutionalEncoding", on_grid, FIELDS, {"encoding": "convolutional"}),
         ("poses: .* keeps no direction", on_grid, FIELDS, {"encoding": "rotary"}),
-        ("poses: .* equivariant map", on_grid, odd, {}),
+        ("poses: .* to which .* equivariant map", on_grid, odd, {}),
+        ("poses: .* from which .* equivariant map", partial(on_grid, out_type=odd), FIELDS, None),
         ("poses: got cosets with a PairKernel", PointSelfAttention, FIELDS, {"encoding": PairKernel(), "poses": 2}),
         ("poses: got 2 with Pair", PointSelfAttention, FIELDS, {"relation": Pair(), "poses": 2}),
     ):
         with pytest.raises(ValueError, match=message):
-            layer(fields, fields, **options)
+            layer(fields, **({} if options is None else {"out_type": fields} | options))
     quotient = FieldType(C4, 4 * [C4.quotient_repr(2)])
     layer = TransformerBlock(quotient, quotient, 2, 3, poses=2).attention
     assert layer.head_fields == 2
