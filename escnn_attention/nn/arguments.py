@@ -10,7 +10,7 @@ import torch
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType
 
-from escnn_attention._checks import check_bool, check_int, check_option
+from escnn_attention._checks import check_bool, check_int, check_option, check_unused
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.functional.call import Normalization
@@ -111,8 +111,8 @@ def choose_window(
             )
         kernel_size = None
     if kernel_size is None:
-        if dilation != 1:
-            raise ValueError(f"dilation: got {dilation}, but attention is global (kernel_size=None); leave it at 1")
+        for name, value, default in (("window", window, "auto"), ("dilation", dilation, 1)):
+            check_unused(name, value, default, "attention is global (kernel_size=None)")
         return Window(None, shape_of("square", causal=causal, circular=circular))
     if group.dimension == 0:
         raise ValueError(

@@ -399,15 +399,20 @@ class GroupCrossAttention(Wrapper, GridModule):
 
     def extra_repr(self) -> str:
         core, window = self.plain, self.plain.window
-        kernel = "global" if window.kernel_size is None else f"kernel_size={window.kernel_size} ({window.shape})"
+        kernel = "global" if window.kernel_size is None else f"kernel_size={window.kernel_size} ({window.form})"
         parts = [f"{self.query_type}, {self.key_type} -> {self.out_type}", f"num_heads={self.num_heads}"]
         parts += [f"head_fields={self.head_fields}", kernel, f"query={core.query!r}", f"keys={core.keys!r}"]
         parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
         rule = core.places.rule if window.kernel_size is None else Neighbourhood()
-        parts += shown(dilation=(window.dilation, 1), radius=(rule.radius, None))
+        registers, spacing = core.registers and core.registers.keys.shape[1], core.places.spacing
+        parts += shown(qk_norm=(core.qk_norm is not None, False), registers=(registers, None))
+        parts += shown(dilation=(window.dilation, 1), causal=(window.causal, False))
+        parts += shown(padding_mode=("circular" if window.circular else "none", "none"))
+        parts += shown(spacing=(spacing and spacing[1] / spacing[0], None), radius=(rule.radius, None))
         parts += shown(num_neighbours=(rule.num_neighbours, None), period=(core.places.relation.period, None))
         parts += [] if core.cutoff is None else [f"cutoff={core.cutoff.name}"]
-        parts += shown(dropout=(core.dropout, 0.0))
+        parts += shown(length_scale=(core.places.length_scale, rule.length))
+        parts += shown(samples=(self.samples, None), dropout=(core.dropout, 0.0))
         return ", ".join([*parts, f"backend={core.backend!r}"])
 
 

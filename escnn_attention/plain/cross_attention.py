@@ -206,7 +206,7 @@ class CrossAttention(ScoredHeads):
         tables = (self.inverse_action, self.quotient, self.relative, self.log_measure)
         bias = positional_bias(self.encoding, positions, *tables)
         if key_padding_mask is not None:
-            bias = hidden(bias, ~key_padding_mask.reshape(k.shape[1], -1))
+            bias = hidden(bias, ~key_padding_mask.reshape(k.shape[1], k.shape[2]))
         dropout = self.dropout if self.training else 0.0
         return GridCall(q, k, v, bias, *grids, query=self.query, keys=self.keys, dropout=dropout)
 

@@ -212,7 +212,7 @@ def _biases(bias: int, last: tuple[int, int]) -> Parameter | None:
 def _pose_by_pose(x: Tensor, order: int, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A map of the fields of ``(N, fields · |H|)`` at each pose."""
     rows = x.unflatten(1, (-1, order)).mT.reshape(-1, weight.shape[1])
-    return F.linear(rows, weight, bias).view(len(x), order, -1).mT.flatten(1)
+    return F.linear(rows, weight, bias).view(len(x), order, len(weight)).mT.flatten(1)
 
 
 def in_irreps(irreps: Irreps, x: Tensor, weight: Tensor, number: int) -> bool:

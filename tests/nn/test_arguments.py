@@ -91,6 +91,9 @@ def test_a_window_is_said(layer):
     with pytest.raises(TypeError, match=r"kernel_size: .*odd width"):
         layer(in_type, fields)
     assert "global" in repr(layer(in_type, fields, kernel_size=None))
+    for name, value in {"window": "disc", "dilation": 2}.items():
+        with pytest.raises(ValueError, match=f"^{name}: .*global"):
+            layer(in_type, fields, kernel_size=None, **{name: value})
     nowhere = gspaces.no_base_space(space.fibergroup)
     poses = FieldType(nowhere, [nowhere.regular_repr])
     in_type = FieldType(nowhere, [nowhere.trivial_repr]) if layer is LiftingSelfAttention else poses

@@ -395,7 +395,7 @@ def test_tori_of_other_sizes(sizes, size, window, encoding):
     """Exact for the group and for all rolls that keep both grids, by every backend; without a torus, not."""
     fields, (n, m) = mixed(D4), sizes
     step = math.gcd(n, m)
-    options = {"head_fields": 4, "encoding": encoding, "window": window}
+    options = {"head_fields": 4, "encoding": encoding, "window": window if size else "auto"}
     layer = drawn(GroupCrossAttention(fields, fields, fields, 1, size, **CIRCLE, **options))
     flat = drawn(GroupCrossAttention(fields, fields, fields, 1, size, **options))
     x, y = random_field(fields, n, n), random_field(fields, m, m)
@@ -680,6 +680,26 @@ def test_what_does_not_fit():
     apart = GroupCrossAttention(tokens, image, tokens, value_type=scalars(C4, 1)).double()
     with pytest.raises(ValueError, match="values: got None"):
         apart(x, y)
+
+
+def test_repr_has_every_option():
+    image = regular(C4, 2)
+    for options, parts in (
+        ({"kernel_size": 3, "qk_norm": True, "registers": 2}, ("(square)", "qk_norm=True", "registers=2")),
+        ({"kernel_size": 3, "padding_mode": "circular"}, ("(square)", "padding_mode='circular'")),
+        ({"spacing": 0.5, "dropout": 0.1}, ("global", "spacing=0.5", "dropout=0.1")),
+        ({"length_scale": 2.0, "num_neighbours": 3}, ("length_scale=2.0", "num_neighbours=3")),
+    ):
+        text = repr(GroupCrossAttention(image, image, image, **options))
+        assert all(part in text for part in parts), text
+    assert not any(f"{word}=" in repr(GroupCrossAttention(*3 * [image])) for word in ("spacing", "length_scale", "qk"))
+
+
+def test_no_images_with_a_mask():
+    image = regular(C4, 1)
+    layer = GroupCrossAttention(image, image, image).double()
+    x, mask = random_field(image, 2, 2, batch=0), torch.zeros(0, 2, 2, dtype=torch.bool)
+    assert layer(x, x, key_padding_mask=mask).shape == (0, 4, 2, 2)
 
 
 @pytest.mark.parametrize(

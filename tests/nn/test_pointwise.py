@@ -79,6 +79,13 @@ def test_a_weight_of_its_own_for_every_pose_would_break_it():
     assert spaces.grid_error(module, spaces.random_field(regular, 3, 3)) > 1e-2
 
 
+@pytest.mark.parametrize("projection", ["group", "pointwise"])
+def test_maps_of_no_points(projection):
+    fields = spaces.regular(C4, 2)
+    nothing = GeometricTensor(torch.zeros(0, 8), fields, torch.zeros(0, 2))
+    assert PoseLinear(fields, fields, projection=projection)(nothing).tensor.shape == (0, 8)
+
+
 def test_biases():
     regular, vectors = spaces.regular(C4, 2), FieldType(C4, [C4.irrep(1)])
     assert PoseLinear(vectors, regular).plain.projection.bias.shape == (2,)
