@@ -35,9 +35,12 @@ from escnn_attention.nn.conditioning import (
     condition_of,
 )
 from escnn_attention.nn.cross_attention import GroupCrossAttention
+from escnn_attention.nn.heads import is_scalar
 from escnn_attention.nn.memory import CrossAttentionBranch, check_cross_attention
 from escnn_attention.nn.module import (
     GridModule,
+    MaskedModule,
+    PlainModule,
     PointModule,
     check_cloud,
     check_input,
@@ -306,8 +309,12 @@ class TransformerBlock(GridModule):
         return self.attention.attention_maps(normed, positions, poses, mask)
 
     def _check_mask(self, mask: Tensor, x: Tensor) -> None:
-        """A mask is one of the positions of features, and norms are at each position by itself."""
+        """A mask is one of the positions of features, attention takes it, and norms are at each position by itself."""
         check_mask(mask, x)
+        if isinstance(self.attention, PlainModule) and not isinstance(self.attention, MaskedModule):
+            raise ValueError(
+                f"mask: got one, and {type(self.attention).__name__} takes none; needed GroupSelfAttention, or None"
+            )
         for norm in self.modules():
             layer_norm = isinstance(norm, (FieldLayerNorm, ConditionedFieldNorm))
             if isinstance(norm, FieldBatchNorm) or (layer_norm and not norm.pointwise):
@@ -367,9 +374,23 @@ def _feed_forward(
         return [norm_for(out_type), *pointwise_network(out_type, hidden_fields, bias=bias, **options)]
     number = choose_hidden_fields(out_type, hidden_fields, share=0.5)
     hidden_norm = norm_for(FieldType(out_type.gspace, number * [out_type.gspace.regular_repr]))
+    _check_hidden_norm(out_type, hidden_norm)
     biases = _biases(hidden_norm, bias)
     expand, nonlinearity, contract, *last = pointwise_network(out_type, number, bias=biases, **options)
     return [expand, hidden_norm, nonlinearity, contract, norm_for(out_type), *last]
+
+
+def _check_hidden_norm(out_type: FieldType, norm: EquivariantModule) -> None:
+    """Check that the norm leaves something of the hidden fields of scalars, which are the same number at every pose."""
+    over_positions = isinstance(norm, FieldBatchNorm) or (not norm.pointwise and out_type.gspace.dimensionality)
+    if over_positions or not is_scalar(out_type):
+        return
+    fields, least = len(norm.in_type), 2 if norm.plain.kind == "rms" else 3
+    if fields < least:
+        raise ValueError(
+            f"hidden_fields: got {fields}, of which a norm leaves zero or a sign where out_type is scalars; needed at "
+            f'least {least}, or norm_scope="sample" on a grid'
+        )
 
 
 def _biases(hidden_norm: EquivariantModule, bias: bool) -> tuple[bool, bool]:

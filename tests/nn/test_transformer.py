@@ -26,7 +26,7 @@ from escnn_attention import (
 )
 from escnn_attention.nn.pointwise import shortcut_of
 from tests import spaces
-from tests.layers import drawn
+from tests.layers import drawn, redrawn
 from tests.nn import spheres
 from tests.nn.points import cloud, mixed
 
@@ -276,6 +276,8 @@ def test_an_attentive_convolution_has_no_maps_of_queries():
     assert spaces.grid_error(block.double().eval(), x) < 1e-10
     with pytest.raises(TypeError, match=r"attention: .*needed GroupSelfAttention"):
         block.attention_maps(x, [(0, 0)])
+    with pytest.raises(ValueError, match=r"^mask: .*AttentiveConv .*needed GroupSelfAttention"):
+        block(x, torch.ones(2, 6, 6, dtype=torch.bool))
 
 
 def test_a_bias_that_the_norm_takes_out_is_none():
@@ -284,6 +286,19 @@ def test_a_bias_that_the_norm_takes_out_is_none():
     assert name not in TransformerBlock(REGULAR, REGULAR, 2, 3).state_dict()
     assert name in TransformerBlock(REGULAR, REGULAR, 2, 3, hidden_fields=2).state_dict()
     assert name.replace("0", "1") in TransformerBlock(REGULAR, REGULAR, 2, 3, norm="pre", hidden_fields=1).state_dict()
+
+
+def test_hidden_fields_of_scalars_are_not_normalised_away():
+    """They are the same number at every pose: of one a layer norm leaves zero, of two a sign."""
+    scalars = spaces.scalars(C4, 4)
+    options = {"kernel_size": 3, "norm": "gsa", "norm_scope": "position"}
+    for kind, least in (("layer", 3), ("rms", 2), (None, 3)):
+        with pytest.raises(ValueError, match=f"^hidden_fields: got {least - 1}, .*at least {least}"):
+            TransformerBlock(REGULAR, scalars, **options, norm_kind=kind, hidden_fields=least - 1)
+        block = redrawn(TransformerBlock(REGULAR, scalars, **options, norm_kind=kind, hidden_fields=least))
+        block(spaces.random_field(REGULAR, 4, 4)).tensor.square().sum().backward()
+        assert all(p.grad.abs().max() > 1e-6 for p in block.feed_forward.parameters())
+    TransformerBlock(REGULAR, scalars, kernel_size=3)
 
 
 @pytest.mark.parametrize("kind", ["gsa", "pre", "points"])
