@@ -15,7 +15,7 @@ from escnn_attention.geometry.cache import kept
 from escnn_attention.geometry.neighbours import numbers_of
 from escnn_attention.groups.fibers import invariant_vectors
 from escnn_attention.nn.arguments import check_type
-from escnn_attention.nn.module import PlainModule, check_field, check_input
+from escnn_attention.nn.module import PlainModule, check_field, check_input, check_no_batch
 from escnn_attention.nn.norms import BlockNorm, FieldLayerNorm, field_of_channels, norm_of
 from escnn_attention.plain.conditioning import ConditionedNorm, Modulation, TimestepEmbedding
 from escnn_attention.plain.norms import NormKind, NormScope
@@ -171,6 +171,7 @@ def check_condition(condition: Any, n: int, x: GeometricTensor, batch: Tensor | 
     _check_numbers(condition, x.tensor)
     got, shape = tuple(condition.shape), x.tensor.shape
     if x.coords is None:
+        check_no_batch(x, batch)
         if got not in ((shape[0], n), (shape[0], n, *shape[2:])):
             raise ValueError(f"condition: got shape {got}, needed {(shape[0], n)}, or {(shape[0], n, *shape[2:])}")
         return condition

@@ -16,7 +16,7 @@ from escnn_attention.geometry.orbits import orbit_places
 from escnn_attention.groups.fibers import Fibers, columns_of, fibers, frames, invariant_vectors, mass
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import check_type, check_types
-from escnn_attention.nn.module import PlainModule, check_field
+from escnn_attention.nn.module import PlainModule, check_field, check_no_batch
 from escnn_attention.plain.embeddings import InvariantTable
 from escnn_attention.plain.embeddings import PatchDecoder as PlainPatchDecoder
 from escnn_attention.plain.embeddings import PatchEmbedding as PlainPatchEmbedding
@@ -304,8 +304,7 @@ class PositionEmbedding(PlainModule):
         """
         x = check_field(input, self.in_type, self)
         for name, value in (("batch", batch), ("mask", mask)):
-            if x.coords is None and value is not None:
-                raise ValueError(f"{name}: got a {type(value).__name__} for features on a grid; leave it at None")
+            check_no_batch(x, value, name)
         return GeometricTensor(self.plain(x.tensor, x.coords, batch, mask), self.out_type, x.coords)
 
     def extra_repr(self) -> str:

@@ -183,6 +183,12 @@ def check_field(
     return x
 
 
+def check_no_batch(x: GeometricTensor, batch: Any, name: str = "batch") -> None:
+    """Features on a grid have no numbers of clouds."""
+    if x.coords is None and batch is not None:
+        raise ValueError(f"{name}: got a {type(batch).__name__} for features on a grid; leave it at None")
+
+
 check_input = partial(check_field, on_grid=True)
 """Check a feature field on a grid: see :func:`check_field`."""
 

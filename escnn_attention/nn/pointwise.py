@@ -23,7 +23,7 @@ from escnn_attention.groups.fibers import count_irreps, fibers, frames, invarian
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import check_pointwise, check_regular, check_type, check_types
-from escnn_attention.nn.module import PlainModule, check_field
+from escnn_attention.nn.module import PlainModule, check_field, check_no_batch
 from escnn_attention.nn.norms import field_of_channels
 from escnn_attention.plain.blocks import DropPath as PlainDropPath
 from escnn_attention.plain.blocks import LayerScale as PlainLayerScale
@@ -397,6 +397,7 @@ class DropPath(PlainModule):
             batch: ``(N,)``, the number of the cloud of each point; None for a single cloud, and on grids.
         """
         x = check_field(input, self.in_type, self)
+        check_no_batch(x, batch)
         y = self.plain(x.tensor, batch, points=x.coords is not None)
         return GeometricTensor(y, self.out_type, x.coords)
 

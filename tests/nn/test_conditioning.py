@@ -10,8 +10,10 @@ from escnn.nn import FieldType, GeometricTensor
 from escnn_attention import (
     ConditionedFieldNorm,
     ConditionedGate,
+    DropPath,
     FieldLayerNorm,
     PointTransformerBlock,
+    PositionEmbedding,
     TimestepEmbedding,
     TransformerBlock,
 )
@@ -206,6 +208,18 @@ def test_bad_conditions():
     ):
         with pytest.raises(ValueError, match=match):
             norm(points, bad, batch)
+
+
+def test_images_have_no_numbers_of_clouds():
+    x = FIELDS(torch.randn(2, 8, 3, 3))
+    for layer, arguments in (
+        (ConditionedFieldNorm(FIELDS, N), (torch.randn(2, N),)),
+        (ConditionedGate(FIELDS, N), (torch.randn(2, N),)),
+        (DropPath(FIELDS, 0.5), ()),
+        (PositionEmbedding(FIELDS), ()),
+    ):
+        with pytest.raises(ValueError, match=r"^batch: .*on a grid"):
+            layer(x, *arguments, torch.tensor([0, 1]))
 
 
 def test_half_precision():
