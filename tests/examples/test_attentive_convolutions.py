@@ -243,16 +243,10 @@ def test_costs(tmp_path, monkeypatch):
     assert int(parameters) == 2 * 2 * 36 + 2 + 2 * 2 * 4 + 2 * 4 * 49  # convolution, bias, channels, positions
 
 
-def test_mistakes_are_named(tmp_path):
-    options = ["--small", "--learning-rate", "0.1", "--out", str(tmp_path)]
-    result = CliRunner().invoke(cli.app, ["table2", *options])
+@pytest.mark.parametrize("words", ["table2 --small --learning-rate 0.1", "table1 --small --recipe"])
+def test_small_tables_have_trainings_of_their_own(words):
+    result = CliRunner().invoke(cli.app, words.split())
     assert result.exit_code == 2
-    assert "--learning-rate" in result.output
-
-
-def test_the_small_table_1_has_the_recipe_already():
+    assert words.split()[2] in result.output
     with pytest.raises(ValueError, match="recipe: "):
         tables.table_1(small=True, recipe=True)
-    result = CliRunner().invoke(cli.app, ["table1", "--small", "--recipe"])
-    assert result.exit_code == 2
-    assert "--recipe" in result.output

@@ -160,7 +160,10 @@ def test_what_is_written_down_is_the_same(name, written_down, monkeypatch):
         assert_same(found, plain(*inputs, **named), 1e-12)
 
 
-@pytest.mark.parametrize("options", [{"radius": 1.5}, {"num_neighbours": 3}, {}, {"normalization": "count"}], ids=str)
+SEEN = {"radius": 1.5}, {"num_neighbours": 3}, {}, {"normalization": "count"}, {"edge_dim": 2}
+
+
+@pytest.mark.parametrize("options", SEEN, ids=str)
 def test_who_sees_whom_is_written_down(options, written_down, monkeypatch):
     """Edges that are there twice, clouds in any order, fewer points than neighbours, and points that are hidden."""
     fields = spaces.regular(C4, 1)
@@ -173,6 +176,10 @@ def test_who_sees_whom_is_written_down(options, written_down, monkeypatch):
     if not {"radius", "num_neighbours"} & set(options):
         edges = torch.tensor([[0, 0, 1, 2, 5, 3, 4, 6, 1], [1, 1, 0, 2, 3, 3, 4, 6, 1]])
         cases.append({"edge_index": edges, "mask": mask, "measure": torch.linspace(1, 2, 7, dtype=torch.float64)})
+    if "edge_dim" in options:
+        shapes = (3, 4, 4, 2), (1, 7, 7, 2), (9, 2)
+        cases = [named | {"edge_attr": torch.randn(s).double()} for named, s in zip(cases, shapes, strict=True)]
+        cases[2]["edge_attr"][~mask[edges].all(0)] = torch.nan
     with torch.no_grad():
         found = [plain(x, coords, **named) for named in cases]
         monkeypatch.undo()

@@ -19,7 +19,6 @@ from escnn_attention.functional.points.portable import sum_values
 from escnn_attention.geometry.neighbours import Lists, WholeClouds
 from tests.functional.points.calls import of_offsets_too, point_attention
 from tests.nn.points import SPACES, cloud, error_of, mixed, worst_error, written_out
-from tests.packages import write_down
 
 NEIGHBOURS = {
     "lists": Lists(torch.tensor([[0, 1, 2, 3, 4, 4, 1], [0, 0, 0, 2, 2, 3, 4]]), 6),
@@ -205,29 +204,6 @@ def test_transforms_go_over_features():
         torch.func.jvp(output, (several[0],), (several[1],))[1],
         torch.func.jacrev(output)(several[0]).mul(several[1]).sum((-1, -2)),
     )
-
-
-@pytest.mark.parametrize("options", [{}, {"normalization": "count"}, {"encoding": "rotary", "query": "all"}], ids=str)
-def test_what_is_written_down_is_the_same(options, monkeypatch):
-    """Edges that are there several times, tables, points that are hidden."""
-    torch.manual_seed(9)
-    plain = layer_of(**options).export()
-    x = cloud(mixed(gspaces.rot2dOnR2(3)), 7)
-    tables, edges, features = tables_and_edges(BATCH, 5)
-    edges, features = torch.cat([edges, edges[:, ::2]], dim=1), torch.cat([features, 2 * features[::2]])
-    inputs = (torch.where(MASK[:, None], x.tensor, torch.nan), torch.where(MASK[:, None], x.coords, torch.inf))
-    poisoned = torch.where(MASK[edges].all(0)[:, None], features, torch.nan)
-    cases = [
-        ((x.tensor, x.coords), {"edge_index": edges, "edge_attr": features}),
-        (inputs, {"edge_index": edges, "edge_attr": poisoned, "mask": MASK}),
-        ((x.tensor, x.coords), {"batch": BATCH, "edge_attr": tables}),
-        (inputs, {"batch": BATCH, "edge_attr": tables, "mask": MASK}),
-    ]
-    with torch.no_grad(), monkeypatch.context() as patched:
-        write_down(patched)
-        found = [plain(*tensors, **named) for tensors, named in cases]
-    for y, (tensors, named) in zip(found, cases, strict=True):
-        torch.testing.assert_close(y, plain(*tensors, **named), rtol=1e-10, atol=1e-11)
 
 
 def test_fused_attention_refuses_edges_with_features():
