@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from escnn_attention.exporting.mode import refuse_scripting
 from escnn_attention.functional.autograd import is_followed
@@ -38,10 +41,23 @@ class ExactBuffers(Versioned):
         # does not reach it. Contiguous, as torch.export.save warns of others.
         given = torch.as_tensor(value, device="cpu")
         exact = given.double() if given.is_floating_point() else given
-        self._exact[name] = exact = exact.clone(memory_format=torch.contiguous_format)
+        self._exact[name] = exact = _one_of(exact.clone(memory_format=torch.contiguous_format))
         dtype = torch.get_default_dtype() if given.is_floating_point() else given.dtype
         rounded = torch.empty_like(exact, dtype=dtype, device=torch.empty(0).device)
         self.register_buffer(name, rounded.copy_(exact), persistent=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state without constants that are the exact values, rounded, which copies and files then hold once."""
+        buffers = {**self._buffers}
+        found = {name: b for name, exact in self._exact.items() if (b := buffers[name]) is not None and _is(b, exact)}
+        rounded = {name: buffer.dtype for name, buffer in found.items()}
+        return {**self.__dict__, "_buffers": {**buffers, **dict.fromkeys(found)}, "_rounded": rounded}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        rounded = state.pop("_rounded", {})
+        super().__setstate__(state)
+        for name, dtype in rounded.items():
+            self._buffers[name] = self._exact[name].to(dtype, copy=True)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ExactBuffers:
         before = {name: self._buffers[name] for name in self._exact}
@@ -53,6 +69,28 @@ class ExactBuffers(Versioned):
             if exact.is_floating_point() or was.is_meta:
                 self._buffers[name] = exact.to(device=rounded.device, dtype=rounded.dtype, copy=True)
         return self
+
+
+_exact_values: WeakValueDictionary[tuple[Any, ...], Tensor] = WeakValueDictionary()
+
+
+def _one_of(exact: Tensor) -> Tensor:
+    """The tensor of equal numbers that other modules hold already, to which nobody writes; or this one."""
+    if not _is_plain(exact):
+        return exact
+    digest = blake2b(exact.numpy().tobytes()).digest()
+    return _exact_values.setdefault((exact.dtype, tuple(exact.shape), digest), exact)
+
+
+def _is(buffer: Tensor, exact: Tensor) -> bool:
+    """Whether a buffer on the CPU holds these values, rounded."""
+    return _is_plain(buffer) and _is_plain(exact) and torch.equal(buffer, exact.to(buffer.dtype))
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether a tensor has numbers on the CPU, as those of exports and transforms have not."""
+    apart = is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active()
+    return type(x) is Tensor and x.device.type == "cpu" and not x.is_inference() and not apart
 
 
 _T = TypeVar("_T")

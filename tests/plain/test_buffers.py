@@ -1,6 +1,7 @@
 import copy
 import io
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -118,6 +119,31 @@ def test_copies_keep_them(how):
     assert_rounded_once(copied.child.values, torch.bfloat16)
     assert_rounded_once(copied.double().child.values, torch.float64)
     assert_rounded_once(module.child.values, torch.bfloat16)
+
+
+def test_files_hold_equal_values_once():
+    numbers, layers = torch.arange(1000), torch.nn.ModuleList(ExactBuffers() for _ in range(3))
+    for layer in layers:
+        layer.register_exact("first", None)
+        layer.register_exact("numbers", numbers)
+        layer.register_exact("halves", numbers / 2)
+    file = pickle.dumps(layers)
+    assert len(file) < 2.5 * 8 * len(numbers)
+    for layer in (*pickle.loads(file), copy.deepcopy(layers)[0]):
+        assert [*layer._buffers] == ["first", "numbers", "halves"]
+        assert layer.first is None
+        assert layer.numbers.equal(numbers)
+        assert layer.halves.equal(numbers / 2)
+        layer.numbers.zero_()
+        assert layer.half().halves.equal((numbers / 2).half())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_keep_what_was_written_to_a_buffer(copied):
+    module = Parent()
+    module.child.values.mul_(2)
+    assert copied(module).child.values.equal(module.child.values)
+    assert_rounded_once(copied(module).double().child.values, torch.float64)
 
 
 def test_through_the_meta_device_and_back():
