@@ -12,14 +12,21 @@ from escnn.nn import (
     FieldType,
     GeometricTensor,
     IdentityModule,
-    PointwiseDropout,
     ReLU,
     SequentialModule,
 )
 from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int, check_length, check_option, check_probability
-from escnn_attention.groups.fibers import count_irreps, fibers, frames, invariant_vectors, mass, regular_fields
+from escnn_attention.groups.fibers import (
+    count_irreps,
+    fibers,
+    frames,
+    invariant_vectors,
+    is_pointwise,
+    mass,
+    regular_fields,
+)
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import check_pointwise, check_regular, check_type, check_types
@@ -45,6 +52,18 @@ class _Pointwise(PlainModule):
     def __init__(self, in_type: FieldType):
         check_pointwise("in_type", check_type("in_type", in_type), type(self).__name__)
         super().__init__(in_type, in_type, self.function())
+
+
+class _Dropout(PlainModule):
+    """Dropout of channels, each by itself, also of trivial representations of products, which escnn refuses."""
+
+    pointwise = True
+
+    def __init__(self, in_type: FieldType, p: float):
+        super().__init__(in_type, in_type, torch.nn.Dropout(p))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, p={self.plain.p:g}"
 
 
 class SiLU(_Pointwise):
@@ -428,7 +447,10 @@ def pointwise_network(
     samples: Samples | int | None = None,
 ) -> list[EquivariantModule]:
     """An equivariant map to regular fields, a nonlinearity and a map back; by way of samples of a continuous group."""
-    last_ones = [activation_of(out_type, activation)] if check_bool("last_activation", last_activation) else []
+    last_ones: list[EquivariantModule] = []
+    if check_bool("last_activation", last_activation):
+        check_pointwise("last_activation", out_type, "a nonlinearity of out_type")
+        last_ones.append(activation_of(out_type, activation))
     if out_type.fibergroup.continuous:
         options: dict[str, Any] = {"samples": samples, "bias": bool(bias), "activation": activation}
         return [PoseFeedForward(out_type, out_type, hidden_fields, **options), *last_ones]
@@ -464,5 +486,4 @@ def dropout_of(field_type: FieldType, p: float) -> EquivariantModule:
     """Dropout of channels where that is equivariant, else of whole fields; the identity for p = 0."""
     if p == 0:
         return IdentityModule(field_type)
-    pointwise = all("pointwise" in r.supported_nonlinearities for r in field_type.representations)
-    return PointwiseDropout(field_type, p) if pointwise else FieldDropout(field_type, p)
+    return (_Dropout if all(map(is_pointwise, field_type.representations)) else FieldDropout)(field_type, p)

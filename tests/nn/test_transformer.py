@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from escnn import gspaces, nn
+from escnn.group import cyclic_group, direct_product
 from escnn.nn import FieldType, GeometricTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -24,7 +25,7 @@ from escnn_attention import (
     TransformerBlock,
     sequence_space,
 )
-from escnn_attention.nn.pointwise import shortcut_of
+from escnn_attention.nn.pointwise import dropout_of, shortcut_of
 from tests import spaces
 from tests.layers import drawn, redrawn
 from tests.nn import spheres
@@ -139,6 +140,14 @@ def test_dropout_takes_vectors_as_a_whole():
     gone = branch.abs() < 1e-6
     assert torch.equal(gone[:, :, 0], gone[:, :, 1])
     assert 0.3 < gone.float().mean() < 0.7
+
+
+def test_dropout_takes_channels_of_products_one_by_one():
+    """Also beside their trivial representation, of which escnn does not say that the group permutes channels."""
+    space = gspaces.no_base_space(direct_product(cyclic_group(2), cyclic_group(3)))
+    fields = FieldType(space, [space.trivial_repr, space.regular_repr])
+    gone = dropout_of(fields, 0.5)(fields(torch.ones(60, 7))).tensor == 0
+    assert {1, 2, 3, 4, 5} <= set(gone[:, 1:].sum(1).tolist())
 
 
 def test_attention_maps_are_those_of_the_attention_inside():
@@ -312,7 +321,7 @@ def test_networks_may_end_in_a_nonlinearity(kind):
     before = plain(x).tensor - y.tensor
     torch.testing.assert_close(block(x).tensor, y.tensor + torch.nn.functional.silu(before), rtol=1e-11, atol=1e-11)
     block.check_equivariance(1e-11, 0)
-    with pytest.raises(ValueError, match=r"every channel .*irrep_1"):
+    with pytest.raises(ValueError, match=r"^last_activation: .*every channel .*irrep_1"):
         PointTransformerBlock(fields, VECTORS, last_activation=True)
     with pytest.raises(TypeError, match=r"^last_activation: got 1"):
         make(fields, fields, last_activation=1)
