@@ -83,32 +83,6 @@ def test_cbam():
     assert (y - cbam(f, w1, w2, kernel)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("options", [{"spatial": False}, {"channel": False}])
-def test_one_kind_of_attention_is_the_same_with_and_without_the_residual_branch(options):
-    """1 - σ(z) = σ(-z): the sign of the last layer."""
-    f = features()
-    residual = FeatureAttention(CHANNELS, **options).double()
-    direct = FeatureAttention(CHANNELS, residual=False, **options).double()
-    direct.load_state_dict(residual.state_dict())
-    last = direct.plain.excite if "spatial" in options else direct.plain.spatial
-    with torch.no_grad():
-        last.weight.neg_()
-    torch.testing.assert_close(direct(CHANNELS(f)).tensor, residual(CHANNELS(f)).tensor, rtol=1e-12, atol=1e-12)
-
-
-def test_both_kinds_are_not():
-    f = features()
-    residual = FeatureAttention(CHANNELS).double()
-    direct = FeatureAttention(CHANNELS, residual=False).double()
-    signs = [(a, b) for a in (1, -1) for b in (1, -1)]
-    for channel, spatial in signs:
-        direct.load_state_dict(residual.state_dict())
-        with torch.no_grad():
-            direct.plain.excite.weight.mul_(channel)
-            direct.plain.spatial.weight.mul_(spatial)
-        assert (direct(CHANNELS(f)).tensor - residual(CHANNELS(f)).tensor).abs().max() > 1e-2
-
-
 # ---------------------------------------------------------------------------------------------------- BAM, on the site
 
 

@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 import yaml
 
@@ -34,6 +35,12 @@ def write_task(folder: Path, task: str, model: dict[str, Any], data: dict[str, A
         encoding="utf-8",
     )
     return file
+
+
+def quiet_trainer(**options: Any) -> pl.Trainer:
+    """One on the CPU that prints and keeps nothing."""
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return pl.Trainer(**{"accelerator": "cpu", **dict.fromkeys(off, False), **options})
 
 
 def call(command: str, file: Path, folder: str | Path, *more: Any) -> None:

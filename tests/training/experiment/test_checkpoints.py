@@ -62,14 +62,6 @@ def test_a_flipped_bit_of_the_weights_or_of_their_entry_is_refused(path):
         assert "it is damaged" in flip(path, bit)
 
 
-@given(st.data())
-def test_a_part_of_a_checkpoint_is_refused(path, data):
-    cut = path.with_name("cut.ckpt")
-    cut.write_bytes(path.read_bytes()[: data.draw(st.integers(0, path.stat().st_size - 1))])
-    with pytest.raises(UserError, match=r"cannot read .*cut\.ckpt"):
-        read_checkpoint(cut)
-
-
 @pytest.mark.parametrize(
     ("state", "message"),
     [

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-import lightning.pytorch as pl
 import pytest
 import torch
 import yaml
@@ -23,7 +22,7 @@ from escnn_attention.training import (
 )
 from escnn_attention.training.data.clouds.springs import energy
 from escnn_attention.training.errors import UserError
-from tests.training.experiment.runs import call, of, rows, write_task
+from tests.training.experiment.runs import call, of, quiet_trainer, rows, write_task
 
 POINTS = "escnn_attention.models.PointTransformer"
 SMALL = {"fields": 2, "num_blocks": 1, "num_heads": 1, "attention": {"normalization": "count"}}
@@ -116,8 +115,7 @@ def batch(targets, points=None, dim=2):
 
 def measured(module, *batches):
     """What a module logs of test batches, as Lightning takes the mean."""
-    trainer = pl.Trainer(logger=False, enable_progress_bar=False, accelerator="cpu", enable_model_summary=False)
-    (found,) = trainer.test(module, torch.utils.data.DataLoader(list(batches), batch_size=None), verbose=False)
+    (found,) = quiet_trainer().test(module, torch.utils.data.DataLoader(list(batches), batch_size=None), verbose=False)
     return found
 
 

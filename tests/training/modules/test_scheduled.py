@@ -33,6 +33,7 @@ from escnn_attention.training.modules.scheduled import (
     parameter_groups,
 )
 from tests.layers import CASES
+from tests.training.experiment.runs import quiet_trainer
 
 
 def test_weighted():
@@ -77,9 +78,7 @@ def measure(found, **options):
     images = Digits(batch_size=8, limit_valid=49, limit_test=49)
     clouds = Springs(num_train=1, num_valid=21, num_test=21, batch_size=4, frames=3)
     for model, data in ((WithLightnings(network, 10), images), (PointRegression(Moments()), clouds)):
-        trainer = pl.Trainer(
-            accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, **options
-        )
+        trainer = quiet_trainer(**options)
         for measured in (trainer.validate, trainer.test):
             new = {f"{type(data).__name__}.{k}": v for k, v in measured(model, data, verbose=False)[0].items()}
             if trainer.is_global_zero:
@@ -132,11 +131,7 @@ def fit(tmp_path, callbacks=(), **options):
     loader, once = (torch.utils.data.DataLoader(data, batch_size=size) for size in (8, 24))
     watch = Watch(torch.randn(4, 1, 7, 7))
     module = Classifier(network(), 3, optimizer=lambda p: torch.optim.SGD(p, lr=0.5), **options)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(
-        max_epochs=2, accelerator="cpu", num_sanity_val_steps=0, callbacks=[*callbacks, watch],
-        enable_checkpointing=False, **quiet
-    )  # fmt: skip
+    trainer = quiet_trainer(max_epochs=2, num_sanity_val_steps=0, callbacks=[*callbacks, watch])
     trainer.fit(module, loader, once)
     trainer.save_checkpoint(tmp_path / "kept.ckpt")
     return module, watch, torch.load(tmp_path / "kept.ckpt", weights_only=True)
@@ -342,9 +337,7 @@ def rates(peak, epochs=6, trainer=None, **options):
         def on_train_epoch_start(self, trainer, module):
             seen.append(trainer.optimizers[0].param_groups[0]["lr"])
 
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    quiet |= {"enable_model_summary": False, **(trainer or {})}
-    pl.Trainer(max_epochs=epochs, accelerator="cpu", callbacks=[Watch()], **quiet).fit(model, loader, loader)
+    quiet_trainer(max_epochs=epochs, callbacks=[Watch()], **(trainer or {})).fit(model, loader, loader)
     return seen
 
 
@@ -416,6 +409,6 @@ def test_a_plateau_needs_something_to_validate():
         validates = False
 
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    trainer = pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer = quiet_trainer(max_epochs=1)
     with pytest.raises(ValueError, match=r"schedule: got 'plateau', .*validates"):
         trainer.fit(Classifier(network, 10, schedule="plateau"), datamodule=Everything(limit_train=64))
