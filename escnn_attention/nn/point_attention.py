@@ -180,7 +180,7 @@ class PointSelfAttention(PointLayer):
             mode=replace(mode, backend=_check_motion(relation, keys, backend, shared_scores)),
             needs=needs,
             length_scale=check_length("length_scale", rule.length if length_scale is None else length_scale),
-            query_weight=1.0 if lifts else query_weight(out_type, group, query, lifts=False),
+            query_weight=query_weight(out_type, group, query, lifts=lifts),
             transformation=random_transformation(in_type, out_type, group),
             edge_dim=check_edge_dim(edge_dim),
             cutoff=choose_cutoff(cutoff, rule),

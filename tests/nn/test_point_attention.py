@@ -49,12 +49,14 @@ def test_a_broken_action_is_not_equivariant(table):
         assert worst_error(layer, x) > 1e-3
 
 
-def test_on_a_grid_it_is_group_self_attention():
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("kind", ["regular_repr", "trivial_repr"])
+def test_on_a_grid_it_is_group_self_attention(kind, query):
     """The points of a 5×5 grid, with the weights of the layer on grids."""
     torch.manual_seed(12)
-    in_type = FieldType(D4, 2 * [D4.regular_repr])
-    on_grid = GroupSelfAttention(in_type, in_type, num_heads=2, query="all", kernel_size=None).double()
-    on_points = PointSelfAttention(in_type, in_type, num_heads=2, query="all", length_scale=4.0).double()
+    in_type, out_type = FieldType(D4, 2 * [getattr(D4, kind)]), FieldType(D4, 2 * [D4.regular_repr])
+    on_grid = GroupSelfAttention(in_type, out_type, num_heads=2, query=query, kernel_size=None).double()
+    on_points = PointSelfAttention(in_type, out_type, num_heads=2, query=query, length_scale=4.0).double()
     on_points.load_state_dict(on_grid.state_dict())
     x = torch.randn(1, in_type.size, 5, 5, dtype=torch.float64)
     i, j = torch.meshgrid(torch.arange(5.0), torch.arange(5.0), indexing="ij")
