@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from escnn_attention._checks import check_int
+from escnn_attention._checks import check_int, check_length
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.norms import LayerNorm
 
@@ -104,7 +104,7 @@ class TimestepEmbedding(torch.nn.Module):
         super().__init__()
         if check_int("n", n) % 2:
             raise ValueError(f"n: got {n}, needed an even number")
-        self.n, self.scale = n, float(scale)
+        self.n, self.scale = n, check_length("scale", scale, "number")
         self.layers = torch.nn.Sequential(torch.nn.Linear(n, n), torch.nn.SiLU(), torch.nn.Linear(n, n))
 
     def forward(self, times: Tensor) -> Tensor:

@@ -292,6 +292,8 @@ def test_times():
     torch.testing.assert_close(embedding(t), embedding.layers(torch.cat([angles.cos(), angles.sin()], 1)))
     with pytest.raises(ValueError, match=r"n: .*even"):
         TimestepEmbedding(5)
+    with pytest.raises(ValueError, match="scale: got 0"):
+        TimestepEmbedding(6, scale=0)
     with pytest.raises(ValueError, match="times: got shape"):
         embedding(t[:, None])
 
