@@ -15,7 +15,7 @@ from escnn_attention._checks import check_grid
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.cloud_pooling import count_clouds, of_clouds, pool_clouds
 from escnn_attention.plain.projections import ToPoses
-from escnn_attention.plain.self_attention import rows_of
+from escnn_attention.plain.self_attention import by_position, rows_of
 
 
 class _ClassTokens(ExactBuffers):
@@ -58,7 +58,7 @@ class AttentionPool(_ClassTokens):
     def attention_maps(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The attention maps of the tokens, ``(B, M, T, P, *space)``."""
         p, _ = self._attend(x, mask)
-        return p.permute(1, 0, 2, 4, 3).unflatten(-1, x.shape[2:])
+        return p.permute(1, 0, 2, 4, 3).reshape(*p.shape[1::-1], p.shape[2], p.shape[4], *x.shape[2:])
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """The probabilities ``(M, B, T, N, P)`` and the values ``(M, B, N, P, C)``."""
@@ -67,7 +67,7 @@ class AttentionPool(_ClassTokens):
             x = x.masked_fill(~mask.unsqueeze(1), 0.0)
         scores, values = self.scores(rows_of(x))
         if mask is not None:
-            hidden = ~mask.flatten(1)[:, None, :, None]
+            hidden = ~by_position(mask)[:, None, :, None]
             scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
         return scores.flatten(-2).softmax(-1).unflatten(-1, scores.shape[-2:]), values
 

@@ -171,7 +171,7 @@ class SelfAttention(HeadModule):
             return self.attend(x, self.positions(x), element)
         # Whatever they hold, it reaches nothing, gradients included.
         x = x.masked_fill(~mask.unsqueeze(1), 0.0)
-        y = self.attend(x, self.positions(x), element, mask.flatten(1))
+        y = self.attend(x, self.positions(x), element, by_position(mask))
         return y.masked_fill(~self.resampling(mask, 1).unsqueeze(1), 0.0)
 
     def positions(self, x: Tensor) -> Grid:
@@ -241,8 +241,8 @@ class SelfAttention(HeadModule):
         call = self.call(x, self.positions(x))
         if mask is None:
             return maps_of(call, queries, chosen, x.shape[2:])
-        maps = maps_of(replace(call, bias=hidden(call.bias, mask.flatten(1))), queries, chosen, x.shape[2:])
-        seen = self.resampling(mask, 1).flatten(1)[:, queries.to(x.device)]
+        maps = maps_of(replace(call, bias=hidden(call.bias, by_position(mask))), queries, chosen, x.shape[2:])
+        seen = by_position(self.resampling(mask, 1))[:, queries.to(x.device)]
         return maps.masked_fill(~seen.view(len(x), 1, 1, -1, *[1] * (maps.dim() - 4)), 0.0)
 
     def call(self, x: Tensor, positions: Grid, element: LieElement | None = None) -> GridCall:
@@ -297,6 +297,11 @@ def hidden(bias: PositionalBias, mask: Tensor) -> PositionalBias:
     """The bias with a measure of zero for the positions that a mask ``(B, N)`` hides, for each image its own."""
     measure = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf).unsqueeze(1)
     return replace(bias, log_measure=measure if bias.log_measure is None else bias.log_measure + measure)
+
+
+def by_position(mask: Tensor) -> Tensor:
+    """A mask ``(B, *space)`` as ``(B, N)``, of one position without a space."""
+    return mask.flatten(1) if mask.dim() > 1 else mask.unsqueeze(1)
 
 
 def maps_of(call: GridCall, queries: Tensor, poses: Tensor | None, space: Sequence[int]) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from escnn import gspaces, nn
 from escnn.nn import FieldType
 
-from escnn_attention import AttentionPool, PointAttentionPool, PowerSpectrum
+from escnn_attention import AttentionPool, GroupSelfAttention, PointAttentionPool, PowerSpectrum
 from escnn_attention.models import EquivariantClassifier
 from tests import spaces
 from tests.nn.points import cloud
@@ -67,6 +67,18 @@ def test_classifiers_may_end_in_scalars(last):
     vectors = nn.FieldType(C4, [C4.irrep(1)])
     with pytest.raises(ValueError, match=r"stages: .*regular fields"):
         EquivariantClassifier({"last": nn.IdentityModule(vectors)}, 4)
+
+
+def test_masks_without_a_space():
+    """They hide whole samples: heads give zero, and a token reads zeros."""
+    fields = spaces.regular(spaces.POINT["D4 on a point"](), 2)
+    x, mask = spaces.random_field(fields, batch=3), torch.tensor([True, False, True])
+    layer, pool = GroupSelfAttention(fields, fields).double(), AttentionPool(fields, 3).double()
+    y = layer(x, mask).tensor
+    assert not y[1].any()
+    torch.testing.assert_close(y[mask], layer(x).tensor[mask])
+    torch.testing.assert_close(pool(x, mask).tensor[mask], pool(x).tensor[mask])
+    assert pool.attention_maps(x, mask).shape == (3, 1, 1, 8)
 
 
 # ------------------------------------------------------------------------------------------------------------- points
