@@ -39,10 +39,14 @@ def check(function: Function, inputs: list[Tensor], weights: list[Tensor]) -> No
 
 
 @pytest.mark.sampled(20)
+@pytest.mark.parametrize("backend", ["auto", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in BACKENDS)])
 @pytest.mark.parametrize("name", CASES)
-def test_layers_and_networks(name):
+def test_layers_and_networks(name, backend):
     case = CASES[name]
+    if backend != "auto" and backend not in served_of(case):
+        pytest.skip("it does not serve this layer")
     module = case.drawn()
+    compute_by(module, backend)
     check(lambda *inputs: case.output(module, *inputs), case.inputs(module), list(module.parameters()))
 
 
@@ -80,15 +84,3 @@ def test_exports(name):
     module = case.drawn()
     inputs, plain = case.inputs(module), copy.deepcopy(module).export()
     check(lambda *x: case.exported(plain, *x), inputs, list(plain.parameters()))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", CASES)
-def test_every_backend(name, backend):
-    case = CASES[name]
-    if backend not in served_of(case):
-        pytest.skip("it does not serve this layer")
-    module = case.drawn()
-    compute_by(module, backend)
-    check(lambda *inputs: case.output(module, *inputs), case.inputs(module), list(module.parameters()))

@@ -224,6 +224,9 @@ def test_callbacks_of_ones_own(configuration, tmp_path):
     file = configuration(trainer__callbacks=callbacks, trainer__enable_progress_bar=True, **SHORT)
     call("fit", file, tmp_path / "run")
     call("test", file, tmp_path / "run")
+    kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))["trainer"]["callbacks"]
+    assert [callback["class_path"].rpartition(".")[2] for callback in kept] == [c["class_path"] for c in callbacks]
+    assert list((tmp_path / "run").rglob("epoch=*.ckpt"))
 
 
 @pytest.mark.slow
