@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 from escnn_attention.models import HamiltonianNetwork
 from escnn_attention.training import Springs
 from escnn_attention.training.data.clouds import qm9
-from escnn_attention.training.data.clouds.springs import energy
 from escnn_attention.training.data.files import ENVIRONMENT
 from examples.experiments.runs import DATA, NETWORK
 from examples.point_clouds import cli, figures, measure, report, tables
 from examples.point_clouds.tables import experiments, parameters
 from tests import samples
+from tests.training.modules.test_points import KnownSprings
 
 _LEAPFROG = {"model.network.init_args.integrator": "leapfrog"}  # faster
 _SPACE = {"class_path": "escnn.gspaces.dihedralOnR3", "init_args": {"n": 2}}  # sooner built than the octahedral one
@@ -262,27 +262,15 @@ def test_a_measurement_that_fails_loses_no_training(molecules, tmp_path, monkeyp
     assert str(molecules) not in json.dumps(rows)
 
 
-class _Known(torch.nn.Module):
-    """The true potential of the springs."""
-
-    def forward(self, features, coords, batch):
-        count = int(batch.max()) + 1
-        q, k = coords.view(count, -1, coords.shape[1]), features[:, 1].view(count, -1)
-        return energy(q, torch.zeros_like(q), torch.ones_like(k), k)[:, None]
-
-
 def test_rollouts_of_the_true_potential(monkeypatch, tmp_path):
-    """Errors of the integrator are left, and the energy stays."""
-    monkeypatch.setattr(measure, "load_network", lambda folder: HamiltonianNetwork(_Known()))
-    data = {
-        "class_path": "escnn_attention.training.Springs",
-        "init_args": {"num_train": 4, "num_valid": 4, "num_test": 8, "batch_size": 8},
-    }
-    found = measure.rollout_errors(tmp_path, {"tested": {"configuration": {"data": data}}})
+    """Errors of the integrator are left, and the energy stays; without springs the errors are large."""
+    sizes = {"num_train": 4, "num_valid": 4, "num_test": 8, "batch_size": 8}
+    data = {"class_path": "escnn_attention.training.Springs", "init_args": sizes}
+    found, wrong = {}, {}
+    for factor, errors in ((1.0, found), (0.0, wrong)):
+        network = HamiltonianNetwork(KnownSprings(factor))
+        monkeypatch.setattr(measure, "load_network", lambda folder, network=network: network)
+        errors |= measure.rollout_errors(tmp_path, {"tested": {"configuration": {"data": data}}})
     assert 0 < found["error"][-1] < 1e-2
     assert found["drift"][-1] < 1e-2
-    monkeypatch.setattr(
-        _Known, "forward", lambda self, features, coords, batch: coords[:, :1].new_zeros(8, 1) * coords.sum()
-    )
-    wrong = measure.rollout_errors(tmp_path, {"tested": {"configuration": {"data": data}}})
     assert wrong["error"][-1] > 1.0
