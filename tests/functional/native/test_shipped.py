@@ -52,11 +52,7 @@ def test_the_best_that_the_processor_has_is_taken(make, monkeypatch):
     for capability in shipped.CAPABILITIES:
         has(monkeypatch, capability)
         assert taken() == capability
-
-
-def test_a_processor_of_another_kind_takes_what_all_have(make, monkeypatch):
-    make(*shipped.CAPABILITIES)
-    has(monkeypatch, "SVE256")
+    has(monkeypatch, "SVE256")  # of another kind
     assert taken() == "DEFAULT"
 
 
@@ -88,13 +84,6 @@ class One(NamedTuple):
     y: Annotated[Tensor, Array("1")]
 
 
-class Two(NamedTuple):
-    """Two results."""
-
-    y: Annotated[Tensor, Array("1")]
-    z: Annotated[Tensor, Array("1")]
-
-
 LOOP = (
     Structure(Nothing, One).header()
     + 'extern "C" int escnn_attention(const Arguments* a) { *(float*)a->y = 7 + WHICH; return 0; }'
@@ -116,9 +105,6 @@ def test_a_loop_that_came_with_the_package_needs_no_compiler(make, monkeypatch, 
     kernel.run(torch.float32, Nothing(), One(y))
     assert y.item() == 8
     assert not (tmp_path / "cache").exists()
-    other = Kernel(tmp_path / "seven.cpp", "counting", Nothing, Two)
-    with pytest.raises(RuntimeError, match=r"seven.cpp: got a library whose arguments have 16 bytes, needed 24"):
-        other.why_not_built(torch.float32)
 
 
 def test_wheels_have_all_loops_compiled_as_on_first_use():
@@ -140,7 +126,3 @@ def test_what_wheels_are_checked_by_runs_here(monkeypatch):
         pytest.skip(str(reason))
     monkeypatch.setattr(sys, "argv", ["check", torch.backends.cpu.get_cpu_capability()])
     exec(came + rest, {})
-
-
-def test_this_pytorch_says_what_the_processor_has():
-    assert isinstance(torch.backends.cpu.get_cpu_capability(), str)

@@ -52,23 +52,16 @@ BATCHES = {
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("slack", [1.0, 1.5, 10.0])
 @pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("measured", [False, True])
 @pytest.mark.parametrize(("encoding", "keys"), [("rotary", "own"), ("fourier", "all"), ("absolute", "all")])
-def test_agrees_with_the_formula_however_clouds_are_filled_up(monkeypatch, encoding, keys, batch, slack):
+def test_agrees_with_the_formula_however_clouds_are_filled_up(monkeypatch, encoding, keys, measured, batch, slack):
     monkeypatch.setitem(dense._SLACK, "cpu", slack)
     x, coords = points(12)
     attention, others = layer(encoding, keys), {"batch": BATCHES[batch]}
+    others |= {"measure": torch.rand(12, dtype=torch.float64) + 0.5} if measured else {}
     expected = outcome(attention, "neighbours", x, coords, **others)
     assert_close(outcome(attention, "dense", x, coords, **others), expected)
     assert_close(outcome(attention, "reference", x, coords, **others), expected)
-
-
-def test_with_a_measure(monkeypatch):
-    monkeypatch.setitem(dense._SLACK, "cpu", 10.0)
-    x, coords = points(12)
-    others = {"batch": BATCHES["mixed up"], "measure": torch.rand(12, dtype=torch.float64) + 0.5}
-    attention = layer("rotary")
-    expected = outcome(attention, "neighbours", x, coords, **others)
-    assert_close(outcome(attention, "dense", x, coords, **others), expected)
 
 
 def test_half_precision_counts_no_point_that_fills_up(monkeypatch):
