@@ -258,9 +258,11 @@ class FieldData(GridFields):
         if before == 2 and array.shape[1] < self.frames + self.step:
             given, found = f"{self.frames} and {self.step}", f"trajectories of {array.shape[1]} frames"
             raise UserError(f"frames, step: got {given}, but {self.path} has {found}")
-        if not np.isfinite(array).all():
-            raise UserError(f"{where} must be finite numbers")
-        return torch.from_numpy(array.astype(np.float32))
+        with np.errstate(over="ignore"):
+            values = array.astype(np.float32)
+        if not np.isfinite(values).all():
+            raise UserError(f"{where} must be finite numbers in single precision")
+        return torch.from_numpy(values)
 
     def _rows(self, count: int) -> dict[str, Tensor]:
         """The pairs or trajectories of each part, those of the training last, so that more of them change no other."""

@@ -177,6 +177,7 @@ GOOD = np.zeros((5, 1, 4, 4))
         ({"inputs": GOOD, "targets": np.zeros((5, 3, 4, 4))}, "targets have 3 channels, needed 2"),
         ({"inputs": GOOD.astype(int), "targets": np.zeros((5, 2, 4, 4))}, "floating-point"),
         ({"inputs": GOOD + np.nan, "targets": np.zeros((5, 2, 4, 4))}, "finite"),
+        ({"inputs": GOOD + 1e39, "targets": np.zeros((5, 2, 4, 4))}, "finite .* single precision"),
         ({"inputs": GOOD[:2], "targets": np.zeros((2, 2, 4, 4))}, "needed 3 together"),
         ({"inputs": np.array([object()]), "targets": GOOD}, "cannot read"),
     ],

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -76,8 +76,10 @@ class OwnImages(pl.LightningDataModule):
         channels, size = self.trained_on.in_channels, self.trained_on.size
         if channels not in _MODES:
             raise UserError(f"got a folder, and the network takes {channels} channels: give an .npz file")
-        with readable(file, "Needed images"), Image.open(file) as image:
-            mode, shape, pixels = image.mode, image.size, np.array(image.convert(_MODES[channels]))
+        with readable(file, "Needed images"), Image.open(file) as opened:
+            mode = opened.mode + " with transparency" * ("transparency" in opened.info)
+            image = ImageOps.exif_transpose(opened)  # as viewers turn what a camera has written
+            shape, pixels = image.size, np.array(image.convert(_MODES[channels]))
         if mode not in _READABLE:
             raise UserError(
                 f"{file} has the mode {mode}, needed one of {', '.join(_READABLE)}: at most 8 bits a channel,"

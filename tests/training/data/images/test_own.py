@@ -66,9 +66,19 @@ def test_colours(tmp_path):
     torch.testing.assert_close(images, normalised(colours.transpose(0, 3, 1, 2), data))
 
 
-def folder_of(image, tmp_path):
+def test_what_a_camera_has_written(tmp_path):
+    """It says how the pixels are turned, 6: the first row is the right side."""
+    turn = Image.Exif()
+    turn[0x0112] = 6
+    Image.fromarray(GREY[0]).save(tmp_path / "a.png", exif=turn)
+    data = Digits()
+    images, _, _ = read(tmp_path, data)
+    torch.testing.assert_close(images[0], normalised(np.rot90(GREY[0], -1)[None].copy(), data))
+
+
+def folder_of(image, tmp_path, **options):
     (tmp_path / "mine").mkdir()
-    image.save(tmp_path / "mine" / "x.png")
+    image.save(tmp_path / "mine" / "x.png", **options)
     return tmp_path / "mine"
 
 
@@ -91,6 +101,7 @@ def text(tmp_path, name="mine.npz"):
         (lambda path: folder_of(Image.new("L", (8, 9)), path), r"x\.png has 9×8 pixels, needed 8×8"),
         (lambda path: folder_of(Image.new("I;16", (8, 8)), path), r"x\.png has the mode I;16, needed one of"),
         (lambda path: folder_of(Image.new("RGBA", (8, 8)), path), r"x\.png has the mode RGBA, needed one of"),
+        (lambda path: folder_of(Image.new("P", (8, 8)), path, transparency=0), r"the mode P with transparency, needed"),
         (text, r"cannot read .*mine\.npz: .*Needed a folder or an \.npz file"),
         (lambda path: file_of(path, pictures=GREY), "has no array `images`"),
         (lambda path: file_of(path, images=np.array([{}])), r"cannot read .*mine\.npz"),
