@@ -21,7 +21,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from escnn_attention import __version__
-from escnn_attention.training.comparison import Settings
+from escnn_attention.training.comparison import Settings, unset
 
 _PROGRAM = "escnn-attention"
 _MisuseError: Any = typer.BadParameter.__bases__[0]  # of the click that typer uses, which may be its own
@@ -169,8 +169,7 @@ _EXPERIMENTS = {
 
 def _run_experiment(context: typer.Context) -> None:
     from escnn_attention.training.errors import UserError
-    from escnn_attention.training.experiment import run_experiment
-    from escnn_attention.training.experiment.pretrained import is_asked_for, run_pretrained
+    from escnn_attention.training.experiment.command import is_asked_for, run_experiment, run_pretrained
 
     try:
         if context.info_name == "test" and is_asked_for(context.args):
@@ -191,18 +190,13 @@ def export(
         str,
         typer.Argument(
             metavar="RUN_OR_NAME",
-            help="The folder of a training, a checkpoint in it, or a network that save_pretrained wrote: its folder, or"
-            " a name of models.list_models(pretrained=True).",
+            help="The folder of a training, a checkpoint in it, a folder that save_pretrained wrote, or a name of"
+            " models.list_models(pretrained=True).",
         ),
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What to write: NAME.onnx or NAME.pt2.")],
-    size: Annotated[
-        int | None,
-        typer.Option(help="Positions of images and fields along an axis. (default: of the data)", show_default=False),
-    ] = None,
-    opset: Annotated[
-        int | None, typer.Option(help="Version of ONNX's operators. (default: 20)", show_default=False)
-    ] = None,
+    size: Annotated[int | None, unset("Positions of images and fields along an axis.", "those of the data")] = None,
+    opset: Annotated[int | None, unset("Version of ONNX's operators.", "20")] = None,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Compile NAME.pt2 for processors like this one: the fastest.")
     ] = False,

@@ -53,8 +53,11 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
         if temporary is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
-        if isinstance(error, OSError) and _is_about(error, path):
-            raise OSError(error.errno, error.strerror, str(path)) from error
+        if isinstance(error, OSError):
+            name = "" if error.filename is None else Path(os.fsdecode(error.filename)).name
+            # The error of a full disk names no file.
+            if name.startswith(f".{path.name}.") or (not name and error.errno in _FULL):
+                raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
@@ -87,13 +90,6 @@ def locked_folder(folder: Path, advice: str, patience: float = 0.0) -> Iterator[
             yield
     except Timeout as error:
         raise UserError(f"another process uses {folder}: wait for it, or {advice}") from error
-
-
-def _is_about(error: OSError, path: Path) -> bool:
-    """Whether an error is about writing ``path``; the error of a full disk names no file."""
-    if error.filename is None:
-        return error.errno in _FULL
-    return Path(os.fsdecode(error.filename)).name.startswith(f".{path.name}.")
 
 
 def keep_aside(path: Path) -> Path:

@@ -23,12 +23,12 @@ from escnn_attention.training.comparison.compare import (
     ANY_ANGLE,
     UPRIGHT,
     configure,
+    gspace_by_name,
     load_images,
     measure_accuracies,
     orient,
     train,
 )
-from escnn_attention.training.comparison.networks import gspace_by_name
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file
 from examples.experiments.report import mean_and_error

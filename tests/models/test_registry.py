@@ -180,7 +180,7 @@ def test_every_trained_network_has_a_card():
 @pytest.mark.sampled(1, of="networks as they were trained")
 @pytest.mark.parametrize("name", PRETRAINED)
 def test_trained_networks_are_as_good_as_their_cards_say(name):
-    experiment = pytest.importorskip("escnn_attention.training.experiment.pretrained")
+    experiment = pytest.importorskip("escnn_attention.training.experiment.command")
     page = (ROOT / "docs" / "pretrained.md").read_text(encoding="utf-8")
     (said,) = [float(row["measure"]) for row in _ROW.finditer(page) if row["name"] == name]
     recipe = pytest.importorskip("escnn_attention.training").recipe(name)

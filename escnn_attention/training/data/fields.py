@@ -120,9 +120,6 @@ class GridFields(DataInParts):
         inputs, targets: the numbers of ``"scalar"`` and ``"vector"`` fields of the inputs and of the targets, in the
             order of their channels.
 
-    Raises:
-        UserError: as :class:`~escnn_attention.training.data.base.DataInParts` raises.
-
     Example:
         >>> from escnn_attention.training import PoissonOnTorus
         >>> data = PoissonOnTorus(num_train=8, batch_size=4, turn_train="all")  # a GridFields
@@ -184,13 +181,6 @@ class FieldData(GridFields):
 
     Raises:
         UserError: an argument of another kind; in ``setup``: a file that cannot be read or holds anything else.
-
-    In a configuration file::
-
-        task: fields
-        data:
-          class_path: escnn_attention.training.FieldData
-          init_args: {path: flow.npz, inputs: {vector: 1}, step: 5, num_valid: 10, num_test: 10}
 
     Example:
         >>> import tempfile
@@ -293,14 +283,6 @@ class PoissonOnTorus(GeneratedData, GridFields):
         dimensions: 2 or 3.
         num_train, num_valid, num_test: the pairs of each part.
         **options: of :class:`GridFields`, such as ``batch_size`` and ``turn_train``; the pairs depend on ``seed``.
-
-    Raises:
-        UserError: an argument of another kind or range, or as :class:`GridFields` raises.
-
-    In a configuration file::
-
-        task: fields
-        data: {class_path: escnn_attention.training.PoissonOnTorus, init_args: {num_train: 500, batch_size: 16}}
 
     Example:
         >>> from escnn_attention.training import PoissonOnTorus

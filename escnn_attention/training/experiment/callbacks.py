@@ -19,9 +19,8 @@ from rich.progress import BarColumn
 from torch import Tensor
 
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.experiment.checkpoints import PROVENANCE
+from escnn_attention.training.experiment.checkpoints import BEST, CONFIGURATION, EPOCHS, LAST, WRITTEN
 from escnn_attention.training.experiment.configuration import scheduled_epochs
-from escnn_attention.training.experiment.folder import BEST, CONFIGURATION, LAST, WRITTEN
 from escnn_attention.training.files import as_csv, atomic_file, keep_aside, locked, write_csv
 from escnn_attention.training.modules.scheduled import Scheduled
 
@@ -119,7 +118,7 @@ class _Last(_InFolder):
     pass
 
 
-class Provenance(pl.Callback):
+class _Provenance(pl.Callback):
     """Stores ``facts`` of a training in its checkpoints: configuration, versions and hardware.
 
     Where a schedule was laid out over other numbers of epochs before, these are added, as ``earlier_max_epochs``.
@@ -127,10 +126,6 @@ class Provenance(pl.Callback):
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.facts = facts
-
-    @property
-    def state_key(self) -> str:
-        return PROVENANCE
 
     def state_dict(self) -> dict[str, Any]:
         return self.facts
@@ -142,12 +137,21 @@ class Provenance(pl.Callback):
             self.facts = {**self.facts, "earlier_max_epochs": earlier}
 
 
-def checkpoint_callbacks(folder: Path, model: Scheduled, data: pl.LightningDataModule) -> list[pl.Callback]:
-    """The callbacks that write the best and the last checkpoint of a training."""
+def training_callbacks(
+    folder: Path,
+    configuration: Mapping[str, Any],
+    facts: dict[str, Any],
+    model: Scheduled,
+    data: pl.LightningDataModule,
+) -> list[pl.Callback]:
+    """The callbacks that write the files of a training."""
     # Without a monitor the best is the last one.
     monitor = model.monitor if getattr(data, "validates", True) else None
     # The best first, so that the last one, from which a run resumes, contains its state.
     return [
+        SaveConfiguration(folder, configuration),
+        EpochHistory(folder / EPOCHS, model.monitor),
+        _Provenance(facts),
         _Best(folder, Path(BEST).stem, monitor=monitor, mode=model.mode, enable_version_counter=False),
         _Last(folder, Path(LAST).stem, save_on_train_epoch_end=True, enable_version_counter=False),
     ]

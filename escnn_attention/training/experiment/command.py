@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 from lightning.fabric.utilities.seed import max_seed_value, min_seed_value
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -18,42 +18,16 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from escnn_attention import models
 from escnn_attention._checks import reason_of
+from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.limits import within
+from escnn_attention.models.registry import recipe_file
 from escnn_attention.nn.summary import count_parameters
 from escnn_attention.training.data.images.base import PublishedImages
 from escnn_attention.training.data.images.own import OwnImages
 from escnn_attention.training.errors import UserError, as_misuse, as_user_error, message_of, quiet_lightning
-from escnn_attention.training.experiment.callbacks import (
-    EpochHistory,
-    PredictionWriter,
-    ProgressLine,
-    Provenance,
-    SaveConfiguration,
-    checkpoint_callbacks,
-)
-from escnn_attention.training.experiment.checkpoints import AtomicCheckpointIO, provenance_of, read_checkpoint
-from escnn_attention.training.experiment.configuration import (
-    differences,
-    essential,
-    find_task,
-    network_facts,
-    plain,
-    scheduled_epochs,
-    training_facts,
-    with_configuration,
-    with_recipe,
-)
-from escnn_attention.training.experiment.folder import (
-    BEST,
-    CONFIGURATION,
-    EPOCHS,
-    LAST,
-    PREDICTIONS,
-    check_folder,
-    made_for_training,
-    stamp,
-)
+from escnn_attention.training.experiment import callbacks, checkpoints, configuration
 from escnn_attention.training.experiment.network import check_fit, checkpoint_of, load_weights
 from escnn_attention.training.experiment.result import hardware, versions, write_result
 from escnn_attention.training.experiment.trust import check_parsed
@@ -77,14 +51,14 @@ def run_experiment(arguments: Sequence[str]) -> ExperimentCLI:
         UserError: an option or a configuration that cannot be parsed, the folder holds another experiment, a checkpoint
             is missing, or the data cannot be had.
     """
-    options = with_recipe(arguments)
-    arguments = with_configuration(options, CONFIGURATION)
+    options = configuration.with_recipe(arguments)
+    arguments = configuration.with_configuration(options, checkpoints.CONFIGURATION)
     foreign = options if arguments != options and "--trust" not in options else None
     with quiet_lightning(), as_user_error():
         return ExperimentCLI(
             next(iter(arguments), ""),
             foreign,
-            model_class=TASKS.get(find_task(arguments), Classifier),
+            model_class=TASKS.get(configuration.find_task(arguments), Classifier),
             datamodule_class=pl.LightningDataModule,
             subclass_mode_data=True,
             save_config_callback=None,
@@ -167,7 +141,7 @@ class ExperimentCLI(LightningCLI):
             if config["trainer"].get(name) is not None:
                 raise UserError(f"--trainer.{name} is not an option here: --folder says where everything is kept")
         if self.foreign is not None:
-            check_parsed(self._plain, self.foreign, Path(config["folder"], CONFIGURATION))
+            check_parsed(self._plain, self.foreign, Path(config["folder"], checkpoints.CONFIGURATION))
         self.writes = not config["trainer"].get("fast_dev_run")
         self.checkpoint_is_given = config.get("ckpt_path") is not None
         if not config["folder"]:
@@ -175,10 +149,10 @@ class ExperimentCLI(LightningCLI):
         self.folder = Path(config["folder"])
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"--folder: {self.folder} is not a folder")
-        self.last = stamp(self.folder / LAST)
+        self.last = checkpoints.stamp(self.folder / checkpoints.LAST)
         checkpoint = self._checkpoint(config.get("ckpt_path"))
         if self.subcommand == "fit" and self.writes:
-            check_folder(self.folder, checkpoint, self._plain)
+            checkpoints.check_folder(self.folder, checkpoint, self._plain)
         # As "ckpt_path" of the command, which Lightning hands to the trainer.
         config["ckpt_path"] = None if checkpoint is None else str(checkpoint)
         if checkpoint is not None:
@@ -186,9 +160,9 @@ class ExperimentCLI(LightningCLI):
 
     def _checkpoint(self, given: str | Path | None) -> Path | None:
         """The checkpoint to resume from (``fit``), or that of the network to use."""
-        last = self.folder / LAST
+        last = self.folder / checkpoints.LAST
         if given is not None:
-            path = {"best": self.folder / BEST, "last": last}.get(str(given), Path(given))
+            path = {"best": self.folder / checkpoints.BEST, "last": last}.get(str(given), Path(given))
             if not path.is_file():
                 raise UserError(f"--ckpt_path: there is no file {path}")
             return path
@@ -198,15 +172,17 @@ class ExperimentCLI(LightningCLI):
 
     def _check_checkpoint(self, path: Path) -> None:
         """Check that the configuration agrees with that of the checkpoint where it must."""
-        content, fits = read_checkpoint(path), self.subcommand == "fit"
+        content, fits = checkpoints.read_checkpoint(path), self.subcommand == "fit"
         for name in _NEEDED[: None if fits else 2]:
             if name not in content:
                 raise UserError(f"{self._told_apart(path)} is not a checkpoint to {self.subcommand} from: no {name!r}")
         self.tensors = len(content["state_dict"])
-        trained, now = provenance_of(content), self._plain
+        trained, now = checkpoints.provenance_of(content), self._plain
         if trained is None:
             return
-        if changed := differences(trained["configuration"], now, training_facts if fits else network_facts):
+        if changed := configuration.differences(
+            trained["configuration"], now, configuration.training_facts if fits else configuration.network_facts
+        ):
             way_out = f"Choose another {'checkpoint' if self.checkpoint_is_given else 'folder'}"
             raise UserError(f"{self._told_apart(path)} is of another configuration: {changed}. {way_out}")
         if not fits:
@@ -214,11 +190,11 @@ class ExperimentCLI(LightningCLI):
         epochs, finished = now["trainer"].get("max_epochs"), int(content["epoch"]) + 1
         if epochs is not None and 0 <= epochs < finished:
             raise UserError(f"--trainer.max_epochs: got {epochs}, but {path} has finished {finished}")
-        before = scheduled_epochs(trained["configuration"])
-        if before != scheduled_epochs(now):
+        before = configuration.scheduled_epochs(trained["configuration"])
+        if before != configuration.scheduled_epochs(now):
             rank_zero_only(print)(
                 f"--trainer.max_epochs: {before} before, {epochs} now: the schedule {now['model']['schedule']!r} is"
-                f" laid out over {epochs} from epoch {finished + 1} on; {EPOCHS} has the learning rates",
+                f" laid out over {epochs} from epoch {finished + 1} on; {checkpoints.EPOCHS} has the learning rates",
                 file=sys.stderr,
             )
 
@@ -236,7 +212,7 @@ class ExperimentCLI(LightningCLI):
                 raise UserError(f"--images: got {images}, but {type(self.datamodule).__name__} has none to go by")
             self.datamodule = OwnImages(images, self.datamodule)
         if checkpoint is not None:
-            weights = read_checkpoint(Path(checkpoint))["state_dict"]
+            weights = checkpoints.read_checkpoint(Path(checkpoint))["state_dict"]
             load_weights(self.model, weights, self._told_apart(checkpoint))
 
     def _told_apart(self, path: str | Path) -> str:
@@ -252,54 +228,51 @@ class ExperimentCLI(LightningCLI):
         if not (self.subcommand == "fit" and self.writes and self.trainer.is_global_zero):
             yield
             return
-        with made_for_training(self.folder, _PATIENCE):
-            if stamp(self.folder / LAST) != self.last:
+        with checkpoints.made_for_training(self.folder, _PATIENCE):
+            if checkpoints.stamp(self.folder / checkpoints.LAST) != self.last:
                 raise UserError(f"another process has trained in {self.folder} just now: start again to resume there")
-            remove_temporaries(self.folder, BEST, LAST, EPOCHS, CONFIGURATION)
+            remove_temporaries(
+                self.folder, checkpoints.BEST, checkpoints.LAST, checkpoints.EPOCHS, checkpoints.CONFIGURATION
+            )
             yield
 
     @cached_property
     def _plain(self) -> dict[str, Any]:
         """The configuration as plain values, which takes a tenth of a second to compute."""
-        return plain(self.parser, self.config, self.subcommand)
+        return configuration.plain(self.parser, self.config, self.subcommand)
 
     @property
     def facts(self) -> dict[str, Any]:
         """The configuration, versions and hardware of a checkpoint or a result of this command."""
-        return {"configuration": essential(self._plain), "versions": versions(), "hardware": hardware()}
+        return {"configuration": configuration.essential(self._plain), "versions": versions(), "hardware": hardware()}
 
     @property
     def epochs(self) -> list[dict[str, Any]]:
         """The rows of ``epochs.csv``, of a training."""
-        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        return next(callback for callback in callbacks if isinstance(callback, EpochHistory)).rows
+        every: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return next(callback for callback in every if isinstance(callback, callbacks.EpochHistory)).rows
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self._get(self.config_init, "trainer", default={})
         logger = config.get("logger")
-        callbacks, plugins = _listed(config.get("callbacks")), _listed(config.get("plugins"))
+        chosen, plugins = _listed(config.get("callbacks")), _listed(config.get("plugins"))
         training = self.subcommand == "fit" and self.writes
         if training:
-            callbacks += [
-                SaveConfiguration(self.folder, self._plain),
-                EpochHistory(self.folder / EPOCHS, self.model.monitor),
-                Provenance(self.facts),
-                *checkpoint_callbacks(self.folder, self.model, self.datamodule),
-            ]
+            chosen += callbacks.training_callbacks(self.folder, self._plain, self.facts, self.model, self.datamodule)
         else:
-            callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
+            chosen = [callback for callback in chosen if not isinstance(callback, Checkpoint)]
         if self.subcommand == "predict" and self.writes:
-            callbacks.append(PredictionWriter(self.folder / PREDICTIONS))
-        if config.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
-            callbacks.append(ProgressLine())
+            chosen.append(callbacks.PredictionWriter(self.folder / checkpoints.PREDICTIONS))
+        if config.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in chosen):
+            chosen.append(callbacks.ProgressLine())
         if logger is None:
             logger = TensorBoardLogger(self.folder, name=None, version="tensorboard") if training else False
         return super().instantiate_trainer(
             default_root_dir=str(self.folder),
             logger=logger,
-            callbacks=callbacks,
+            callbacks=chosen,
             enable_checkpointing=training,
-            plugins=[*plugins, AtomicCheckpointIO()],
+            plugins=[*plugins, checkpoints.AtomicCheckpointIO()],
             **kwargs,
         )
 
@@ -328,3 +301,83 @@ def _built() -> Iterator[None]:
     except Exception as error:
         clear = isinstance(error, (NotImplementedError, TypeError, ValueError, MisconfigurationException))
         raise UserError(message_of(error) if clear else f"{type(error).__name__}: {reason_of(error)}") from error
+
+
+_OPTION = "--pretrained"
+_KINDS = {"classification": "images", "segmentation": "fields", "fields": "fields"}
+
+
+class Measured(NamedTuple):
+    """A measurement: the network, the data, their number, and the measures by name."""
+
+    network: str
+    data: str
+    size: int
+    things: str
+    numbers: dict[str, float]
+
+    def __str__(self) -> str:
+        numbers = (
+            f"{name} {100 * value:.2f} %" if name == "accuracy" else f"{name} {value:.4f}"
+            for name, value in self.numbers.items()
+        )
+        return f"{self.network} on the test part of {self.data}: {', '.join(numbers)}, {self.size} {self.things}"
+
+
+def is_asked_for(arguments: Sequence[str]) -> bool:
+    """Whether the options of a command have ``--pretrained``."""
+    return any(argument.partition("=")[0] == _OPTION for argument in arguments)
+
+
+def run_pretrained(arguments: Sequence[str]) -> Measured:
+    """Measure a trained network on the test part of its data.
+
+    The ``arguments`` of ``escnn-attention test`` are ``--pretrained`` with a name of
+    :func:`escnn_attention.models.list_models`, a folder or a repository, and ``--task``, ``--data``, ``--trainer`` as
+    in trainings. Task and data of a name are known, those of a folder are not.
+    """
+    about = "Measure a network that is trained already."
+    parser = ArgumentParser(prog="escnn-attention test", description=about, exit_on_error=False)
+    parser.add_argument(_OPTION, required=True, help="A name of models.list_models(pretrained=True), or a folder.")
+    parser.add_argument("--task", type=Task, default="classification", help="What it was trained for.")
+    parser.add_subclass_arguments(pl.LightningDataModule, "data", required=False, help="By default those of the name.")
+    parser.add_argument("--trainer.accelerator", type=str, default="auto", help="Where to compute: cpu, cuda or mps.")
+    parser.add_argument("--trainer.precision", type=str, default="32-true", help="Of the computation.")
+    parser.add_argument("--trainer.enable_progress_bar", type=bool, default=True, help="Whether to show one.")
+    name: str | None = configuration.known_options(arguments).pretrained
+    if not name:
+        raise UserError(f"{_OPTION}: needed a name or a folder")
+    if recipe_file(name).is_file():
+        known = configuration.recipe(name)
+        parser.set_defaults({"data": known["data"], "task": known.get("task", "classification")})
+    with as_misuse(f"test {_OPTION} {name}"):
+        config = parser.parse_args(list(arguments))
+    with quiet_lightning(), as_user_error(OSError, ImportError, TypeError, ValueError):
+        network = models.from_pretrained(name)
+        if config.get("data") is None:
+            example = "escnn_attention.training.RotMNIST"
+            raise UserError(f"--data: {name} does not say on which data; give a class such as {example}")
+        chosen = parser.instantiate_classes(config)
+        return _measure(name, network, config.task, chosen.data, config.trainer.as_dict())
+
+
+def _measure(name: str, network: Any, task: str, data: pl.LightningDataModule, options: dict[str, Any]) -> Measured:
+    of_points = isinstance(network, (CloudNetwork, models.HamiltonianNetwork))
+    images = isinstance(getattr(network, "num_classes", None), int)
+    kind = "points" if of_points else "images" if images else "fields"
+    if kind != _KINDS.get(task, "points"):
+        raise UserError(f"--task: {name} is a {type(network).__name__}, a network of {kind}, got {task}")
+    trainer = pl.Trainer(**options, devices=1, logger=False, enable_checkpointing=False, enable_model_summary=False)
+    make: Any = TASKS[task]
+    counts = ("num_classes", "num_targets") if task == "point-classification" else ()  # which the network does not tell
+    told_by_data = {count: getattr(data, count) for count in counts if hasattr(data, count)}
+    model = make(network=network, **told_by_data)
+    check_fit(model, data, f"{_OPTION} {name}")
+    (found,) = trainer.test(model, data, verbose=False)
+    # The data modules of this package have a sampler that knows how many of the data it is for.
+    loaders: Any = trainer.test_dataloaders
+    loaders = loaders if isinstance(loaders, list) else [loaders]
+    size = sum(getattr(loader.sampler, "length", len(loader.dataset)) for loader in loaders)
+    numbers = {key.removeprefix("test_"): value for key, value in found.items()}
+    best_first = dict(sorted(numbers.items(), key=lambda item: item[0] == "loss"))
+    return Measured(name, type(data).__name__, size, getattr(data, "things", "images"), best_first)

@@ -243,12 +243,6 @@ class Exported(NamedTuple):
         inputs: the names of its inputs, in their order.
         error: the largest difference between the outputs of the file and of the network, relative to the largest.
         report: the equivariance of the file, which was given transformed inputs; None for a network without a group.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from escnn_attention.training.experiment.export import Exported
-        >>> Exported(Path("r4.onnx"), 612_000, "images 1×28×28", ("images",), 4.8e-07, None).file.suffix
-        '.onnx'
     """
 
     file: Path

@@ -16,8 +16,7 @@ from escnn_attention.models.description import DescriptionError, build, named
 from escnn_attention.models.limits import within
 from escnn_attention.training.data.fields import GridFields
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
-from escnn_attention.training.experiment.folder import BEST, LAST
+from escnn_attention.training.experiment.checkpoints import BEST, LAST, provenance_of, read_checkpoint
 from escnn_attention.training.modules.classifier import Classifier
 from escnn_attention.training.modules.scheduled import Scheduled
 
@@ -38,14 +37,13 @@ def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> 
             is given and it is of a class from elsewhere or larger than its weights.
 
     Example:
-        >>> import tempfile
         >>> from escnn_attention.training import load_network
         >>> from escnn_attention.training.errors import UserError
         >>> try:
-        ...     load_network(tempfile.mkdtemp())
+        ...     load_network("nowhere")
         ... except UserError as error:
-        ...     print(str(error).split("holds ")[1])
-        no trained network, neither best.ckpt nor last.ckpt: run 'escnn-attention fit' with this --folder first
+        ...     print(str(error).partition(":")[0])
+        nowhere holds no trained network, neither best.ckpt nor last.ckpt
     """
     if network is not None and not isinstance(network, torch.nn.Module):
         raise TypeError(f"network: got {type(network).__name__}, needed a torch.nn.Module")
@@ -112,24 +110,19 @@ def build_described(description: Any) -> torch.nn.Module:
 
 
 def check_fit(model: Scheduled, data: Any, name: str) -> None:
-    """Check that the network ``name`` of a module has the channels, classes and fields of the data, where both tell."""
-    if isinstance(model, Classifier):
-        _check_images(model.network, model.num_classes, data, name)
-    if isinstance(data, GridFields):
-        _check_fields(model.network, data, name)
+    """Check that the network ``name`` of a module has the channels, classes and fields of the data, where both tell.
 
-
-def _check_images(network: Any, num_classes: int, data: Any, name: str) -> None:
+    Fields are the scalars and vectors of grids, in the order of the data's channels.
+    """
+    network: Any = model.network
     channels = getattr(getattr(network, "in_type", None), "size", getattr(network, "in_channels", None))
-    for what, attribute, needed in (("channels", "in_channels", channels), ("classes", "num_classes", num_classes)):
+    classes = getattr(model, "num_classes", None)
+    for what, attribute, needed in (("channels", "in_channels", channels), ("classes", "num_classes", classes)):
         given = getattr(data, attribute, None)
-        if isinstance(given, int) and isinstance(needed, int) and given != needed:
+        if isinstance(model, Classifier) and isinstance(given, int) and isinstance(needed, int) and given != needed:
             raise UserError(f"{name}: it is for {needed} {what}, but {type(data).__name__} has {given} ({attribute})")
-
-
-def _check_fields(network: Any, data: GridFields, name: str) -> None:
-    """Check that the scalars and vectors of a network ``name`` are in the order of those in the data's channels."""
-    for kinds, attribute in ((data.inputs, "in_type"), (data.targets, "out_type")):
+    of_data = ((data.inputs, "in_type"), (data.targets, "out_type")) if isinstance(data, GridFields) else ()
+    for kinds, attribute in of_data:
         field_type = getattr(network, attribute, None)
         if not isinstance(field_type, FieldType):
             continue

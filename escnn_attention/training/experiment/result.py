@@ -20,8 +20,7 @@ import torch
 import escnn_attention
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.callbacks import EpochHistory
-from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint, state_of
-from escnn_attention.training.experiment.folder import LAST, TEST
+from escnn_attention.training.experiment.checkpoints import LAST, TEST, provenance_of, read_checkpoint, state_of
 from escnn_attention.training.files import keep_aside, locked, write_json
 
 _PACKAGES = ("escnn", "torch", "lightning", "numpy", "scipy", "scikit-learn")

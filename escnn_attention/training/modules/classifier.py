@@ -108,9 +108,6 @@ class SegmentationModule(Classifier):
         num_classes: the number of classes, the background included; by default the channels of ``network.out_type``.
         **options: of :class:`Classifier`, such as ``label_smoothing`` and ``schedule``.
 
-    Raises:
-        ValueError: as :class:`Classifier` raises.
-
     Example:
         >>> import torch
         >>> from escnn_attention.models import FieldUNet

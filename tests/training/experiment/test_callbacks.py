@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from escnn_attention.models import HybridNet
 from escnn_attention.training import Classifier, Constellations, Digits, PointClassifier
 from escnn_attention.training.errors import quiet_lightning
-from escnn_attention.training.experiment.callbacks import EpochHistory, ProgressLine, checkpoint_callbacks
+from escnn_attention.training.experiment.callbacks import ProgressLine, training_callbacks
 from escnn_attention.training.experiment.checkpoints import AtomicCheckpointIO, read_checkpoint
 from tests.training.experiment.runs import quiet_trainer, rows
 
@@ -84,8 +84,8 @@ def train(folder, make, stop=None, epochs=EPOCHS, **options):
     model, data = make()
     folder.mkdir(exist_ok=True)
     last = folder / "last.ckpt"
-    callbacks = [EpochHistory(folder / "epochs.csv", model.monitor), *checkpoint_callbacks(folder, model, data)]
-    options |= {"max_epochs": epochs, "callbacks": [Stop(stop), *callbacks], "plugins": [AtomicCheckpointIO()]}
+    _configuration, history, _provenance, *kept = training_callbacks(folder, {}, {}, model, data)
+    options |= {"max_epochs": epochs, "callbacks": [Stop(stop), history, *kept], "plugins": [AtomicCheckpointIO()]}
     with quiet_lightning():
         trainer = quiet_trainer(enable_checkpointing=True, **options)
         try:

@@ -211,9 +211,6 @@ class PointClouds(DataInParts):
         dim: d.
         in_channels: channels of the features.
 
-    Raises:
-        UserError: as :class:`~escnn_attention.training.data.base.DataInParts` raises.
-
     Example:
         >>> from escnn_attention.training import Springs
         >>> data = Springs(num_train=8, batch_size=4, rotate_train=True)  # a PointClouds

@@ -18,12 +18,8 @@ COPIES = 2
 """The largest number of copies of a pattern."""
 
 
-def _polygon(corners: int) -> npt.NDArray[np.float64]:
-    angles = 2 * np.pi * np.arange(corners) / corners
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
-
-
-PATTERNS = {name: _polygon(corners) for name, corners in (("square", 4), ("triangle", 3), ("pentagon", 5))}
+_ROOTS = {name: np.exp(2j * np.pi * np.arange(n) / n) for name, n in (("square", 4), ("triangle", 3), ("pentagon", 5))}
+PATTERNS = {name: np.stack([corners.real, corners.imag], axis=1) for name, corners in _ROOTS.items()}
 PATTERNS["L"] = np.array([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0], [3.0, 2.0], [3.0, 3.0]])
 """The points of each pattern, in the order of the counts: polygons of radius 1 about the origin, and an L."""
 
@@ -100,8 +96,7 @@ class Constellations(GeneratedClouds):
 
     Targets are four counts (B, 4) int64, each 0, 1 or 2: four classifications with three classes. A count is 0, 1, 2
     with probabilities of about 1/4, 1/2, 1/4, so that guessing is right half of the time. Clouds are those of
-    :func:`make_constellations`. The parts have nothing in common (in the published code the test clouds are the first
-    of the training clouds unless files were made before).
+    :func:`make_constellations`. The parts have nothing in common.
 
     The published test sets are ``rotate_test`` (SE(2); there an angle of 10°, or a uniform one) and ``translate_test``
     (T(2)). The published augmentation moves all clouds of a batch alike, and by the same along both axes.

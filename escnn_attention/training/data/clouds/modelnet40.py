@@ -83,7 +83,13 @@ class ModelNet40(PublishedData, PointClouds):
             held_out = np.isin(np.arange(len(labels)), order[: max(1, len(labels) // _VALID)])
             content["train"] = points[~held_out], labels[~held_out]
             content["valid"] = points[held_out], labels[held_out]
-        return {part: _labelled(*content[part]) for part in parts}
+        clouds = {}
+        for part in parts:
+            coords, kinds = map(torch.from_numpy, content[part])
+            count, size = coords.shape[:2]
+            constant = torch.ones(count * size, 1)
+            clouds[part] = CloudsInMemory(torch.full((count,), size), coords.flatten(0, 1).float(), constant, kinds)
+        return clouds
 
     def _content(self, folder: Path, names: tuple[str, ...]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """Points (B, n, 3) and labels (B,) of files."""
@@ -91,13 +97,6 @@ class ModelNet40(PublishedData, PointClouds):
             content = [_models(folder / ARCHIVE / name, archive.read(f"{FOLDER}/{name}")) for name in names]
         points = np.concatenate([points[:, : self.num_points] for points, _ in content])
         return points, np.concatenate([labels for _, labels in content])
-
-
-def _labelled(points: npt.NDArray[Any], labels: npt.NDArray[np.int64]) -> CloudsInMemory:
-    """Clouds of one size (B, n, 3) and what they show (B,)."""
-    count, size = points.shape[:2]
-    coords = torch.from_numpy(points).flatten(0, 1).float()
-    return CloudsInMemory(torch.full((count,), size), coords, torch.ones(len(coords), 1), torch.from_numpy(labels))
 
 
 def _models(path: Path, content: bytes) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:

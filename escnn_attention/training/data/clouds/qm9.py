@@ -219,8 +219,7 @@ class QM9(PublishedData, PointClouds):
     Coordinates are in ångström, from the mean of the atoms of a molecule. Features are :func:`atom_features`. The
     twelve targets are ``mu`` (dipole moment, D), ``alpha`` (bohr³), ``homo``, ``lumo``, ``gap`` (eV), ``r2`` (bohr²),
     ``zpve`` (meV), ``U0``, ``U``, ``H``, ``G`` (eV) and ``Cv`` (cal/(mol K)); the last five less those of the atoms.
-    Batches hold them standardised, (B, T) float32. (The published code rounds the hartree to 27.2114 eV, and leaves out
-    the last batch of every part.)
+    Batches hold them standardised, (B, T) float32.
 
     ``targets=["polarizability"]`` is the polarisability as a tensor, (B, 3, 3), bohr³, which rotates with the molecule.
     The published archive does not have it; ``qm9.npz`` may. Its entries are in the standard orientation that Gaussian

@@ -138,8 +138,7 @@ class Springs(GeneratedClouds):
         **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
     The published trajectories are those of ``solver="rk4"``: a network that is rolled out by the same rule makes the
-    same errors of integration. A published 5-frame error is a mean over all frames, with the first, which is given: 4/5
-    of the mean over predicted frames.
+    same errors of integration.
 
     Source: Finzi, Stanton, Izmailov and Wilson, *Generalizing convolutional neural networks for equivariance to Lie
     groups on arbitrary continuous data*, ICML 2020; the protocol is that of the LieTransformer.

@@ -113,9 +113,6 @@ class PublishedImages(PublishedData, ABC):
         in_channels: C.
         num_classes: the labels run from 0 to ``num_classes`` − 1.
         size: H = W.
-
-    Raises:
-        UserError: as :class:`~escnn_attention.training.data.base.PublishedData` raises.
     """
 
     things = "images"

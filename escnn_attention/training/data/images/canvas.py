@@ -41,11 +41,6 @@ class DigitCanvas(PublishedImages):
     Raises:
         UserError: an unknown source, ``rotate_train``, or as :class:`~.base.PublishedImages` raises.
 
-    In a configuration file::
-
-        task: segmentation
-        data: {class_path: escnn_attention.training.DigitCanvas, init_args: {batch_size: 16}}
-
     >>> data = DigitCanvas(num_train=16, batch_size=8)
     >>> data.setup("fit")
     >>> images, labels = next(iter(data.train_dataloader()))

@@ -46,7 +46,6 @@ class CIFAR10(PublishedImages):
     ``cifar10_jpeg.npz``, the images as JPEG files. JPEG loses some detail: accuracies are a little below those on the
     original. Such a file has the images class by class, so they are put in an order first that is random and always the
     same, and the last 10,000 in it validate. If nothing is there, the archive is downloaded and verified.
-    Normalised with mean (0.4914, 0.4822, 0.4465) and standard deviation (0.2023, 0.1994, 0.2010).
 
     Args:
         augment: mirror training images left to right with probability 1/2, and cut them out of the image with a black

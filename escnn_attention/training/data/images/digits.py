@@ -24,7 +24,6 @@ class Digits(PublishedImages):
     """The 1797 handwritten digits that ship with scikit-learn, 8×8 pixels, 16 grey levels, upright.
 
     A fixed split, stratified by class: 1000 to train, 197 to validate, 600 to test. Nothing is looked for in a folder.
-    Normalised with mean 0.3053 and standard deviation 0.3757.
 
     Args:
         size: the side of the images in pixels, 8 or more: of the cubic spline through the published pixels, 256 grey

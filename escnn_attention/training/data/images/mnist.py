@@ -42,7 +42,6 @@ class MNIST(PublishedImages):
     55,000 images to train, 5,000 to validate, 10,000 to test: the last 5,000 of the published training file validate.
     Looks in the folder for ``mnist.npz``, arrays ``PART_images`` (N, 28, 28) uint8 and ``PART_labels`` (N,) integers
     with ``PART`` = ``train``, ``test``; if it is not there, the published files are downloaded, verified and converted.
-    Normalised with mean 0.1307 and standard deviation 0.3081.
 
     The arguments are those of :class:`~.base.PublishedImages`.
 
@@ -72,14 +71,13 @@ class MNIST(PublishedImages):
         }
 
 
-class RotMNIST(PublishedImages):
+class RotMNIST(MNIST):
     """Rotated MNIST: 28×28 grey digits, each rotated by an angle of its own.
 
     10,000 images to train, 2,000 to validate, 50,000 to test: the first 10,000 and the last 2,000 of the published
     training file, and the published test file. Looks in the folder for ``rotmnist.npz``, arrays ``PART_images``
     (N, 28, 28) uint8, transposed as in the published files, and ``PART_labels`` (N,) integers with ``PART`` =
     ``train``, ``valid``, ``test``; if it is not there, the published archive is downloaded, verified and converted.
-    Normalised with mean 0.1307 and standard deviation 0.3081.
 
     Args:
         full_train: train on all 12,000 images of the training file. None validate, and the last epoch counts.
@@ -93,11 +91,6 @@ class RotMNIST(PublishedImages):
     (1, 10, 28)
     """
 
-    in_channels = 1
-    num_classes = 10
-    size = _SIZE
-    mean = (0.1307,)
-    std = (0.3081,)
     files = "rotmnist.npz"
 
     def __init__(self, folder: Path | None = None, full_train: bool = False, **options: Any) -> None:

@@ -37,8 +37,7 @@ class PatchCamelyon(PublishedImages):
     262,144 images to train, 32,768 to validate, 32,768 to test, as published. Looks in the folder and in its ``pcam``
     for ``camelyonpatch_level_2_split_{train,valid,test}_{x,y}.h5``; where there is only the packed file (.h5.gz), it is
     unpacked beside it, and what is not there at all is downloaded, verified and unpacked: 8 GB to download, 9 GB on the
-    disk. The images stay in the files and are read batch by batch. Normalised with mean (0.701, 0.538, 0.692) and
-    standard deviation (0.235, 0.277, 0.213).
+    disk. The images stay in the files and are read batch by batch.
 
     The arguments are those of :class:`~.base.PublishedImages`.
 
