@@ -166,9 +166,7 @@ class DataInParts(pl.LightningDataModule, ABC):
     A training batch is a function of the seed, the epoch and its number: not of the number of processes or workers, or
     of whether the run was interrupted after an earlier epoch. Validation and tests see every sample exactly once.
 
-    A subclass defines the content of the data set and its place. In a configuration file::
-
-        data: {class_path: escnn_attention.training.RotMNIST, init_args: {batch_size: 8}}
+    A subclass defines the content of the data set and its place.
 
     Args:
         batch_size: things in a training step over all processes together; a multiple of their number.

@@ -70,11 +70,12 @@ def subject_of_grids(network: Any, shape: tuple[int, ...]) -> Subject:
         return equivariance_report(_GridsInFile(run, network), (2, *shape), layers=False, tolerance=tolerance)
 
     plain = network.export() if hasattr(network, "export") else copy.deepcopy(network).eval()
-    thing, output = ("images", "logits") if _classifies(network) else ("fields", "output")
     free = {0: Dim("batch", max=_MOST_IMAGES)}
     trials = [(torch.randn(count, *shape, generator=torch.Generator().manual_seed(count)),) for count in (2, 1, 3)]
-    things = f"{thing} {'×'.join(map(str, shape))}"
-    return Subject(plain.float(), (thing,), output, things, (free,), trials, equivariance)
+    thing, output = ("images", "logits") if _classifies(network) else ("fields", "output")
+    return Subject(
+        plain.float(), (thing,), output, f"{thing} {'×'.join(map(str, shape))}", (free,), trials, equivariance
+    )
 
 
 def subject_of_clouds(network: CloudNetwork) -> Subject:

@@ -18,6 +18,7 @@ from escnn_attention.training.data.fields import GridFields
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import BEST, LAST, provenance_of, read_checkpoint
 from escnn_attention.training.modules.classifier import Classifier
+from escnn_attention.training.modules.points import PointClassifier
 from escnn_attention.training.modules.scheduled import Scheduled
 
 
@@ -116,10 +117,11 @@ def check_fit(model: Scheduled, data: Any, name: str) -> None:
     """
     network: Any = model.network
     channels = getattr(getattr(network, "in_type", None), "size", getattr(network, "in_channels", None))
-    classes = getattr(model, "num_classes", None)
-    for what, attribute, needed in (("channels", "in_channels", channels), ("classes", "num_classes", classes)):
-        given = getattr(data, attribute, None)
-        if isinstance(model, Classifier) and isinstance(given, int) and isinstance(needed, int) and given != needed:
+    told = {"num_classes": getattr(model, "num_classes", None), "num_targets": getattr(model, "num_targets", None)}
+    for attribute, needed in {"in_channels": channels, **told}.items():
+        given, what = getattr(data, attribute, None), attribute.partition("_")[2]
+        classifies = isinstance(model, (Classifier, PointClassifier))
+        if classifies and isinstance(given, int) and isinstance(needed, int) and given != needed:
             raise UserError(f"{name}: it is for {needed} {what}, but {type(data).__name__} has {given} ({attribute})")
     of_data = ((data.inputs, "in_type"), (data.targets, "out_type")) if isinstance(data, GridFields) else ()
     for kinds, attribute in of_data:

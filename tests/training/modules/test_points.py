@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from escnn_attention import CudaGraphs
 from escnn_attention.models import HamiltonianNetwork, PointTransformer
 from escnn_attention.training import (
     Clouds,
+    Constellations,
     PointClassifier,
     PointDynamics,
     PointForecast,
@@ -22,6 +24,7 @@ from escnn_attention.training import (
 )
 from escnn_attention.training.data.clouds.springs import energy
 from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment.network import check_fit
 from tests.training.experiment.runs import call, of, quiet_trainer, rows, write_task
 
 POINTS = "escnn_attention.models.PointTransformer"
@@ -313,6 +316,23 @@ def test_networks_get_the_features_of_pairs():
     dynamics = PointDynamics(HamiltonianNetwork(PointTransformer(g, 2, 1, **sizes)), step=0.1)
     with pytest.raises(ValueError, match=r"edge_attr: .*of pairs"):
         dynamics(clouds._replace(edge_attr=tables))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "channels", "why"),
+    [
+        ((3, 4), 1, None),
+        ((2, 4), 1, "for 2 classes, but Constellations has 3"),
+        ((3, 2), 1, "for 2 targets, but Constellations has 4"),
+        ((3, 4), 2, "for 2 channels, but Constellations has 1"),
+    ],
+)
+def test_classes_are_those_of_the_data(sizes, channels, why):
+    network = PointTransformer(gspaces.rot2dOnR2(4), channels, sizes[0] * sizes[1], fields=1, num_blocks=1, num_heads=1)
+    model, data = PointClassifier(network, *sizes), Constellations(num_train=1)
+    with nullcontext() if why is None else pytest.raises(UserError, match=why):
+        check_fit(model, data, "network")
+    check_fit(PointRegression(network), data, "network")
 
 
 def test_bad_arguments():
