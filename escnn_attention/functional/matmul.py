@@ -18,6 +18,8 @@ from escnn_attention.functional.columns import add_columns
 
 # Rows that fill no vector register are slow to make; of fewer positions images are copied to rows.
 _NARROW = 16
+# Of fewer positions a product for each image takes longer than one product of all and a copy.
+_MANY_POSITIONS = 64
 
 # For groups of at most so many outputs a product for each takes two to three times as long as one product for all
 # groups and a copy of its result.
@@ -196,16 +198,15 @@ def grouped_linears(
 
     On the CPU parts of many numbers are a product each, so that their gradients need not be copied into one tensor.
     """
-    rows = math.prod(x.shape[:-1])  # in programs it may be any number
-    simple = parts > 1 and not side_by_side and not needs_operators(x, weight, bias)
+    rows, positions = math.prod(x.shape[:-1]), math.prod(x.shape[1:-1])  # in programs they may be any number
+    copied = bool(side_by_side) and x.device.type not in launch.DEVICES
+    copied &= not (isinstance(positions, int) and positions >= _MANY_POSITIONS)
+    simple = parts > 1 and (copied or not side_by_side) and not needs_operators(x, weight, bias)
     if simple and _is_simple(rows, weight, columns):
         x, weight = of_one_precision(x, weight)
-        return _one_product(
-            x,
-            gather_columns(weight, columns),
-            None if bias is None else bias.to(weight.dtype),
-            parts,
-        )
+        bias = None if bias is None else bias.to(weight.dtype)
+        return _one_product(x, gather_columns(weight, columns), bias, parts, copied)
+    side_by_side = False if copied else side_by_side
     outputs = math.prod(weight.shape[:-1]) if columns is None else weight.shape[0] * len(columns.seen)
     one_group = columns is not None and columns.groups == parts  # A single group would have its poses inside.
     if (
@@ -266,17 +267,17 @@ def grouped_linear_transpose(
     if needs_operators(y, weight, bias):
         bias = None if bias is None else bias.view(len(bias), -1).expand(-1, weight.shape[-1] // len(bias)).flatten()
         return _linear_transpose_of_operators(y, gather_columns(weight, columns), bias)
+    last = weight.dim() - 2 if columns is None else 2
+    lead = y.dim() - 1 - last
+    simple = _is_simple(math.prod(y.shape[1 : 1 + lead]), weight, columns)
     if side_by_side is None:
-        last = weight.dim() - 2 if columns is None else 2
-        side_by_side = y.dim() > 2 + last and y.stride(-1) != 1 == y.stride(-1 - last)
-        side_by_side &= y.device.type in launch.DEVICES or y.shape[2:-last].numel() >= _NARROW
-    lead = y.dim() - 1 - (weight.dim() - 2 if columns is None else 2)
+        side_by_side = lead > 1 and y.stride(-1) != 1 == y.stride(-1 - last)
+        least = _MANY_POSITIONS if simple else _NARROW
+        side_by_side &= y.device.type in launch.DEVICES or y.shape[2:-last].numel() >= least
     if y.device.type in launch.DEVICES and not side_by_side:  # One copy, if any, in place of one for each product.
         rows = _rows_of_all(y, lead)
         y = rows.view(*y.shape[1 : 1 + lead], len(y), *y.shape[1 + lead :]).movedim(lead, 0)
-    if not torch.is_grad_enabled() or (
-        not side_by_side and _is_simple(math.prod(y.shape[1 : 1 + lead]), weight, columns)
-    ):
+    if not torch.is_grad_enabled() or (simple and not side_by_side):
         return _linear_transpose(y, gather_columns(weight, columns), bias, side_by_side)
     return _GroupedLinearTranspose.apply(y, weight, bias, side_by_side, *(columns or (None, None, 0)))
 
@@ -326,8 +327,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, side_by_side: bool =
     return y.view(groups, *x.shape[:-1], *shape[1:-1])
 
 
-def _one_product(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int = 1) -> Sequence[Tensor]:
-    """The outputs of so many parts of the groups, by one product."""
+def _one_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, parts: int = 1, side_by_side: bool = False
+) -> Sequence[Tensor]:
+    """The outputs of so many parts of the groups, by one product; with positions side by side after a copy."""
     shape, groups = weight.shape, len(weight) // parts
     if bias is not None:
         missing, bias = len(weight) - len(bias), bias.expand(-1, *shape[1:-1])
@@ -337,6 +340,12 @@ def _one_product(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int = 1)
     if len(weight) == 1:
         return [y.view(1, *x.shape[:-1], *shape[1:-1])]
     outputs = y.shape[1] // len(weight)
+    if side_by_side:
+        last, space = len(shape) - 2, x.dim() - 2
+        made = y.view(len(x), -1, parts, groups * outputs).permute(2, 0, 3, 1).contiguous()
+        made = made.view(parts, len(x), groups, *shape[1:-1], *x.shape[1:-1])
+        axes = (1, 0, *range(2 + last, 2 + last + space), *range(2, 2 + last))
+        return [part.permute(axes) for part in made.unbind()]  # so gradients are put together as they lie
     made = y.view(-1, parts, groups, outputs).permute(1, 2, 0, 3)
     made = made if y.device.type in launch.DEVICES else made.contiguous()
     return made.view(parts, groups, *x.shape[:-1], *shape[1:-1]).unbind()
@@ -376,6 +385,11 @@ def _linear_transpose_of_operators(y: Tensor, weight: Tensor, bias: Tensor | Non
     """:func:`grouped_linear_transpose` in one product, without a decision by the number of rows."""
     x = torch.einsum("g...o,gos->...s", y.flatten(2 - weight.dim()), weight.flatten(1, -2))
     return x if bias is None else x + bias
+
+
+def _positions_last(y: Tensor) -> Tensor:
+    """A copy of ``(G, B, *space, p, c)`` whose positions lie side by side in memory."""
+    return y.movedim((-2, -1), (2, 3)).transpose(0, 1).contiguous().transpose(0, 1).movedim((2, 3), (-2, -1))
 
 
 def _rows_of_all(y: Tensor, lead: int) -> Tensor:

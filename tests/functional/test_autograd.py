@@ -12,9 +12,10 @@ from escnn import gspaces
 from torch import Tensor
 from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.autograd.gradcheck import GradcheckError
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from escnn_attention.functional import rotate, tables
-from escnn_attention.functional.autograd import Operator, Passes
+from escnn_attention.functional.autograd import Operator, Passes, recompute
 from escnn_attention.functional.grid import native, triton
 from escnn_attention.functional.grid.call import Arguments
 from escnn_attention.functional.matmul import (
@@ -378,3 +379,39 @@ def test_outside_autocast():
         operator(call)
         assert torch.is_autocast_enabled("cpu")
     assert seen == [False]
+
+
+PRODUCTS, EXPONENTIALS = torch.ops.aten.mm.default, torch.ops.aten.exp.default
+
+
+@pytest.mark.parametrize("keep", [(), (PRODUCTS,), (PRODUCTS, EXPONENTIALS)])
+def test_what_is_computed_again_is_differentiated_as_often_as_one_likes(keep):
+    """Twice by one graph, and twice in a row; what is kept stands in its place, whatever it holds."""
+    x, y = (torch.randn(3, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def function(x, y):
+        return (x @ y).exp() @ (y @ x).sin()
+
+    found, expected = recompute(function, x, y, keep=keep), function(x, y)
+    for weight in (1.0, 2.0):
+        wanted = torch.autograd.grad(expected.sum() * weight, (x, y), create_graph=True)
+        grads = torch.autograd.grad(found.sum() * weight, (x, y), create_graph=True)
+        torch.testing.assert_close(grads, wanted)
+        again = torch.autograd.grad(grads[0].square().sum(), (x, y), retain_graph=True)
+        torch.testing.assert_close(again, torch.autograd.grad(wanted[0].square().sum(), (x, y), retain_graph=True))
+
+
+def test_what_is_kept_is_not_computed_again():
+    calls = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            calls.append(function)
+            return function(*args, **(kwargs or {}))
+
+    x = torch.randn(3, 3, requires_grad=True)
+    for keep, number in (((EXPONENTIALS,), 1), ((), 2)):
+        calls.clear()
+        with Count():
+            recompute(lambda x: x.exp().sin(), x, keep=keep).sum().backward()
+        assert calls.count(EXPONENTIALS) == number

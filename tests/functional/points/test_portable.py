@@ -44,7 +44,9 @@ def test_pieces_are_dropped_and_made_again(backend, neighbours):
 
     def gradients() -> tuple[torch.Tensor, ...]:
         out = point_attention(q, k, v, x, NEIGHBOURS[neighbours], scores=of_offsets_too, backend=backend)
-        return torch.autograd.grad(out.sin().sum(), leaves)
+        first, second = (torch.autograd.grad(out.sin().sum(), leaves, retain_graph=True) for _ in range(2))
+        torch.testing.assert_close(second, first)
+        return first
 
     whole = gradients()
     with working_memory(1):
