@@ -123,6 +123,11 @@ def is_signed_permutation(matrices: np.ndarray) -> np.ndarray:
     return np.isclose(np.abs(matrices), np.round(np.abs(matrices)), atol=1e-6).all(axis=(-2, -1))
 
 
+def subgroup_id(value: Any) -> Any:
+    """The id of a subgroup, of which files have lists in place of tuples."""
+    return tuple(map(subgroup_id, value)) if isinstance(value, (list, tuple)) else value
+
+
 def fibers(gspace: GSpace, samples: Samples | None = None, subgroup: Any = None) -> Fibers:
     """The tables of the fiber group of ``gspace``.
 

@@ -22,7 +22,7 @@ from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.geometry.points import Cloud
 from escnn_attention.geometry.relations import Offset, Relation, periods_of
-from escnn_attention.groups.fibers import Fibers, fibers
+from escnn_attention.groups.fibers import Fibers, fibers, subgroup_id
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import PairOptions, PointSelfOptions, check_options, check_types, option_names
@@ -150,7 +150,7 @@ class PointSelfAttention(PointLayer):
         places: dict[str, Any] = {"radius": radius, "num_neighbours": num_neighbours, "length_scale": length_scale}
         places["encoding"] = encoding if isinstance(encoding, PairKernel) else None
         relation = self._check_space(in_type, relation, given.pop("period", None), **places)
-        group, subgroup = fibers(in_type.gspace, as_samples(samples)), given.pop("poses", None)
+        group, subgroup = fibers(in_type.gspace, as_samples(samples)), subgroup_id(given.pop("poses", None))
         check_box(relation, group, in_type.gspace.name)
         if subgroup is not None:
             group = fibers(in_type.gspace, subgroup=subgroup)

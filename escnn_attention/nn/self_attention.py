@@ -20,7 +20,7 @@ from escnn_attention.functional import ON_GRIDS, KeyMode, QueryMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.orbits import Orbits
 from escnn_attention.geometry.windows import Window
-from escnn_attention.groups.fibers import Fibers, fibers, mass
+from escnn_attention.groups.fibers import Fibers, fibers, mass, subgroup_id
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import (
@@ -345,7 +345,7 @@ class GroupSelfAttention(MaskedModule):
         circular = padding_mode == "circular"
         resampling = _choose_resampling(given.pop("stride", 1), given.pop("scale_factor", 1), circular)
         filters = given.pop("projection_kernel_size", 1), given.pop("projection_filters", 1)
-        whole, subgroup = fibers(in_type.gspace, as_samples(samples)), given.pop("poses", None)
+        whole, subgroup = fibers(in_type.gspace, as_samples(samples)), subgroup_id(given.pop("poses", None))
         group = whole if subgroup is None else fibers(in_type.gspace, subgroup=subgroup)
         heads = Heads(out_type, num_heads, group, **given)
         encoding = as_encoding(encoding)

@@ -36,10 +36,6 @@ from escnn_attention.plain.projections import (
     in_one_pose,
 )
 
-_MANY_POSITIONS = 64
-"""Of so many positions linear maps of single images are as fast as those of all images together."""
-
-
 _KEPT = 3
 """Without gradients expanded weights are kept: irreps take less time from so many times as many positions.
 
@@ -190,7 +186,7 @@ class SelfAttention(HeadModule):
         if self.transformation is not None and element is not None:
             x = self.transformation.inputs(x, element, inverse=True)
         if mask is None and self.by_content and self._fuses(x):
-            y = fields_of(self._attend_by_content(x.unsqueeze(-1).flatten(2).transpose(1, 2)), x.shape[2:])
+            y = fields_of(self._attend_by_content(flat_rows(x)), x.shape[2:])
         else:
             call = self.call(x, positions, element)
             y = ON_GRIDS.compute(call if mask is None else replace(call, bias=hidden(call.bias, mask)), self.backend)
@@ -248,16 +244,13 @@ class SelfAttention(HeadModule):
     def call(self, x: Tensor, positions: Grid, element: LieElement | None = None) -> GridCall:
         """The attention to compute, of features ``(B, in, *space)`` at the given positions."""
         backend = self.backend if self.backend != "auto" or x.device.type != "cuda" else "triton"
-        # So PyTorch's convolutions have them, and the compiled loop reads them. Images of few positions are small
-        # products; and the number may be that of a program, which holds no decision on it.
-        number = math.prod(x.shape[2:])
-        large = isinstance(number, int) and number >= _MANY_POSITIONS
-        side_by_side = self.has_table and (backend == "triton" or large)
+        # So PyTorch's convolutions have them, and the compiled loop reads them.
+        side_by_side = self.has_table
         if side_by_side and backend == "triton":
             half = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
             dtype = torch.get_autocast_dtype(x.device.type) if half else x.dtype
             side_by_side = not tiled(positions.complete, self.channels, dtype)
-        rows = x.unsqueeze(-1).flatten(2).transpose(1, 2)
+        rows = flat_rows(x)
         by_loop = not self.has_table and self.backend in ("auto", "native")
         if by_loop and native.reads_channels(x, self.channels):
             # As one image: of all positions there is one product.
@@ -314,6 +307,11 @@ def maps_of(call: GridCall, queries: Tensor, poses: Tensor | None, space: Sequen
 def rows_of(x: Tensor) -> Tensor:
     """Features ``(B, in, *space)`` as rows of channels, one a position: ``(B, *space, in)``, of one without a space."""
     return x.movedim(1, -1) if x.dim() > 2 else x.unsqueeze(1)
+
+
+def flat_rows(x: Tensor) -> Tensor:
+    """Features ``(B, in, *space)`` as rows of channels ``(B, N, in)``, with one position where there is no space."""
+    return (x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)).transpose(1, 2)
 
 
 def fields_of(y: Tensor, space: Sequence[int]) -> Tensor:

@@ -33,7 +33,7 @@ from escnn_attention.models.pretrained import CONFIGURATION, shortened
 from escnn_attention.models.weights_file import WEIGHTS, digest_of
 from tests.layers import CASES
 
-C4 = gspaces.rot2dOnR2(4)
+C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
 C8 = gspaces.rot2dOnR2(8)
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 
@@ -58,6 +58,11 @@ def molecules():
     return PointTransformer(C4, {"scalar": 2}, 1, fields=2, num_blocks=1, num_heads=1, pool="sum", **options)
 
 
+def cosets():
+    """Subgroups have ids that are tuples, which JSON does not have."""
+    return PointTransformer(D4, {"scalar": 2}, 1, fields=2, num_blocks=1, num_heads=1, attention={"poses": (None, 2)})
+
+
 def cloud():
     return torch.randn(5, 2), torch.randn(5, 2)
 
@@ -65,6 +70,7 @@ def cloud():
 NETWORKS = {
     "CNN": (cnn, lambda: (torch.randn(2, 1, 8, 8),)),
     "molecules": (molecules, cloud),
+    "cosets": (cosets, cloud),
     "sampled": (sampled, cloud),
 }
 LISTED = [name for name in CASES if hasattr(models, name.partition(",")[0])]
