@@ -15,7 +15,6 @@ from torch import Tensor
 
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.groups.spaces import tetraOnR3
-from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.plain.projections import HeadModule
 
 _FOLDER = "weight/"
@@ -149,11 +148,15 @@ def load_linear(checkpoint: Checkpoint, name: str, own: Any) -> None:
     load_values(own.bias, bias)
 
 
-def load_norm(checkpoint: Checkpoint, name: str, layer: FieldLayerNorm) -> None:
-    """Give a norm of regular or trivial fields its scales and shifts, one of either a field."""
-    for kind in ("weight", "bias"):
-        own = getattr(layer.plain, kind)
-        own.copy_(checkpoint.take(f"{name}.{kind}", len(own)))
+def load_parameters(checkpoint: Checkpoint, name: str, module: torch.nn.Module) -> None:
+    """Give a module its parameters, which have the same names and shapes in the published one."""
+    for kind, own in module.named_parameters():
+        load_values(own, checkpoint.take(f"{name}.{kind}", *own.shape))
+
+
+def children_of(module: Any) -> list[Any]:
+    """The modules of a sequence or a list, in order."""
+    return list(module.children())
 
 
 def load_heads(module: HeadModule, made: Mapping[str, tuple[Tensor, Tensor | None]]) -> None:

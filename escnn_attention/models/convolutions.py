@@ -125,6 +125,7 @@ def attended(
     *,
     padding: int = 0,
     ratio: int = 1,
+    hidden: int | None = None,
     attention_size: int = 7,
     attention_dilation: int = 1,
     padding_mode: ConvolutionPadding = "zeros",
@@ -134,11 +135,13 @@ def attended(
     The convolution is always an :class:`AttentiveConv`, which without attention is the plain group convolution: its
     kernels are complete at every size, in the parameters :math:`\psi(x, p)` of the papers, and equivariant to rounding
     error in every precision, where those of ``R2Conv`` are band-limited and in float32. Arguments are those of
-    :class:`AttentiveConv`; ``attention_size`` and ``attention_dilation`` are of the kernels of spatial attention.
+    :class:`AttentiveConv`; ``attention_size`` and ``attention_dilation`` are of the kernels of spatial attention, and
+    ``hidden``, the number of hidden fields of channel attention, takes the place of ``ratio``.
 
     Returns:
         the modules by name: ``"convolution"``, and ``"attention"`` in front of it where it attends to its input.
     """
+    ratio = ratio if hidden is None else max(1, len(in_type) // hidden)
     modules: OrderedDict[str, EquivariantModule] = OrderedDict()
     options: dict[str, Any] = {
         "channel": attention in ("full", "channel"),
@@ -325,16 +328,8 @@ class ResidualBlock(GridModule):
         super().__init__(in_type, out_type)
 
         def convolution(fields: FieldType, size: int) -> dict[str, EquivariantModule]:
-            return attended(
-                fields,
-                out_type,
-                size,
-                attention,
-                padding=size // 2,
-                ratio=max(1, len(fields) // hidden),
-                attention_size=attention_size,
-                padding_mode=padding_mode,
-            )
+            sizes: dict[str, Any] = {"padding": size // 2, "hidden": hidden, "attention_size": attention_size}
+            return attended(fields, out_type, size, attention, **sizes, padding_mode=padding_mode)
 
         pool: dict[str, EquivariantModule] = {"pool": HalvingPool(out_type)} if halve else {}
         self.branch = sequence(
@@ -422,18 +417,9 @@ class DenseBlock(GridModule):
         )
         new = regular_type(in_type.gspace, check_int("growth", growth))
         super().__init__(in_type, new + in_type)
-        self.branch = sequence(
-            norm_and_relu(in_type),
-            attended(
-                in_type,
-                new,
-                kernel_size,
-                attention,
-                ratio=max(1, len(in_type) // hidden),
-                attention_size=attention_size,
-                attention_dilation=attention_dilation,
-            ),
-        )
+        options: dict[str, Any] = {"attention_size": attention_size, "attention_dilation": attention_dilation}
+        convolution = attended(in_type, new, kernel_size, attention, hidden=hidden, **options)
+        self.branch = sequence(norm_and_relu(in_type), convolution)
         self.crop = Crop(in_type, kernel_size // 2)
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from escnn.gspaces import GSpace
@@ -75,6 +75,10 @@ class _PublishedNetwork(EquivariantClassifier):
     """Base class of the networks whose weights are drawn as in the published implementation."""
 
     gain: float
+
+    def __init__(self, stages: Mapping[str, EquivariantModule]):
+        super().__init__(stages, None)
+        self.reset_parameters()
 
     def reset_parameters(self, gain: float | None = None) -> None:
         r"""Draw all weights as the published implementation does: see :func:`~.convolutions.draw_as_published`.
@@ -189,8 +193,7 @@ class GroupCNN(_PublishedNetwork):
                 stages["pool"] = HalvingPool(fields)
         classes = regular_type(gspace, check_int("num_classes", num_classes))
         stages["classes"] = sequence(attended(fields, classes, last_kernel, ratio=ratio, **options))
-        super().__init__(stages, None)
-        self.reset_parameters()
+        super().__init__(stages)
 
     @classmethod
     def rotmnist(cls, gspace: GSpace, **options: Unpack[GroupCNNOptions]) -> Self:
@@ -282,8 +285,7 @@ class AllCNNC(_PublishedNetwork):
         stages["classes"] = sequence(
             attended(fields, classes, 1, ratio=ratio, **options), norm_and_relu(classes), {"mean": PoseMean(classes)}
         )
-        super().__init__(stages, None)
-        self.reset_parameters()
+        super().__init__(stages)
 
     @classmethod
     def cifar10(cls, gspace: GSpace, **options: Unpack[AllCNNCOptions]) -> Self:
@@ -346,24 +348,19 @@ class ResNet44(_PublishedNetwork):
         for stage, count in enumerate(widths, start=1):
             for i in range(1, blocks + 1):
                 wider = regular_type(gspace, count)
-                stages[f"residual_{stage}_{i}"] = ResidualBlock(
-                    fields,
-                    wider,
-                    halve=stage > 1 and i == 1,
-                    attention=attention,
-                    **options_of(attention, hidden=hidden, attention_size=attention_size),
-                )
+                options = options_of(attention, hidden=hidden, attention_size=attention_size)
+                block = ResidualBlock(fields, wider, halve=stage > 1 and i == 1, attention=attention, **options)
+                stages[f"residual_{stage}_{i}"] = block
                 fields = wider
         classes = regular_type(gspace, check_int("num_classes", num_classes))
         pool = {2: PointwiseAdaptiveAvgPool2D, 3: PointwiseAdaptiveAvgPool3D}[gspace.dimensionality]
         stages["classes"] = sequence(
             norm_and_relu(fields),
             {"pool": pool(fields, 1)},
-            attended(fields, classes, 1, attention, ratio=max(1, len(fields) // hidden), attention_size=attention_size),
+            attended(fields, classes, 1, attention, hidden=hidden, attention_size=attention_size),
             {"mean": PoseMean(classes)},
         )
-        super().__init__(stages, None)
-        self.reset_parameters()
+        super().__init__(stages)
 
     @classmethod
     def cifar10(cls, gspace: GSpace, **options: Unpack[ResNet44Options]) -> Self:
@@ -432,15 +429,8 @@ class GroupDenseNet(_PublishedNetwork):
         growth = width_for(gspace, width, 26)
 
         def pointwise(fields: FieldType, out: FieldType, size: int, dilation: int) -> dict[str, EquivariantModule]:
-            return attended(
-                fields,
-                out,
-                1,
-                attention,
-                ratio=max(1, len(fields) // hidden),
-                attention_size=size,
-                attention_dilation=dilation,
-            )
+            options: dict[str, Any] = {"attention_size": size, "attention_dilation": dilation}
+            return attended(fields, out, 1, attention, hidden=hidden, **options)
 
         fields = regular_type(gspace, growth)
         stem = attended(image, fields, 3, attention, attention_size=attention_size, attention_dilation=4)
@@ -452,24 +442,15 @@ class GroupDenseNet(_PublishedNetwork):
                     pointwise(fields, fields, attention_size, _last_aligned(_TRANSITION_DILATIONS, blocks - 1)[i - 2]),
                     {"pool": HalvingPool(fields, "avg")},
                 )
-            stages[f"dense_{i}"] = block = DenseBlock(
-                fields,
-                growth,
-                attention=attention,
-                **options_of(
-                    attention,
-                    hidden=hidden,
-                    attention_size=min(5, attention_size) if i == blocks else attention_size,
-                    attention_dilation=dilation,
-                ),
-            )
+            sizes = {"hidden": hidden, "attention_size": min(5, attention_size) if i == blocks else attention_size}
+            options = options_of(attention, **sizes, attention_dilation=dilation)
+            stages[f"dense_{i}"] = block = DenseBlock(fields, growth, attention=attention, **options)
             fields = block.out_type
         classes = regular_type(gspace, check_int("num_classes", num_classes))
         stages["classes"] = sequence(
             norm_and_relu(fields), pointwise(fields, classes, min(3, attention_size), 1), {"mean": PoseMean(classes)}
         )
-        super().__init__(stages, None)
-        self.reset_parameters()
+        super().__init__(stages)
 
     @classmethod
     def patch_camelyon(cls, gspace: GSpace, **options: Unpack[DenseNetOptions]) -> Self:

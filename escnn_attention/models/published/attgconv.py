@@ -14,7 +14,7 @@ from escnn.nn import EquivariantModule, InnerBatchNorm, SequentialModule
 
 from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.classifier import EquivariantClassifier
-from escnn_attention.models.convolutions import Attention, DenseBlock, ResidualBlock
+from escnn_attention.models.convolutions import Attention
 from escnn_attention.models.group_cnns import AllCNNC, GroupCNN, GroupDenseNet, ResNet44
 from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention
 from escnn_attention.plain.attentive import PoseKernel
@@ -123,8 +123,7 @@ def _resnet(checkpoint: Checkpoint) -> tuple[EquivariantClassifier, list[_Part]]
     parts: list[_Part] = [_convolution("c1", _modules(network.stages["stem"]))]
     for stage, published in enumerate(stages, start=1):
         for i in range(blocks):
-            block = network.stages[f"residual_{stage}_{i + 1}"]
-            assert isinstance(block, ResidualBlock)
+            block: Any = network.stages[f"residual_{stage}_{i + 1}"]
             name, branch = f"{published}.{i}", _modules(block.branch)
             parts += [(f"{name}.bn1", None, branch["norm"]), (f"{name}.bn2", None, branch["norm_2"])]
             parts += [_convolution(f"{name}.c1", branch), _convolution(f"{name}.c2", branch, "_2")]
@@ -148,8 +147,7 @@ def _dense_net(checkpoint: Checkpoint) -> tuple[EquivariantClassifier, list[_Par
     )
     parts: list[_Part] = [_convolution("c1", _modules(network.stages["stem"]))]
     for i in range(blocks):
-        block = network.stages[f"dense_{i + 1}"]
-        assert isinstance(block, DenseBlock)
+        block: Any = network.stages[f"dense_{i + 1}"]
         parts += _normed(f"block_layers.{i}", _modules(block.branch))
     for i in range(blocks - 1):
         parts += _normed(f"trans_layers.{i}", _modules(network.stages[f"transition_{i + 1}"]))
@@ -280,10 +278,7 @@ def _load_convolution(
     if plain.spatial is not None:
         load(plain.spatial, spatial, outs, 2, factor=1 / factor)
     if isinstance(attention, FeatureAttention):
-        of_input = attention.plain
-        assert of_input.squeeze is not None
-        assert of_input.excite is not None
-        assert of_input.spatial is not None
+        of_input: Any = attention.plain
         hidden = len(of_input.squeeze.weight)
         load(of_input.squeeze, first, hidden, ins)
         load(of_input.excite, second, ins, hidden)

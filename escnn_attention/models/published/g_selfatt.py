@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 from escnn.gspaces import GSpace
-from escnn.nn import EquivariantModule
 
 from escnn_attention.encodings import SeparableEncoding
 from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.models.checkpoint import (
     Checkpoint,
     at_pose,
+    children_of,
     find_gspace,
     load_heads,
     load_linear,
-    load_norm,
+    load_parameters,
     load_values,
     take_linear,
     take_matrix,
@@ -224,38 +224,30 @@ def _load_network(
 ) -> None:
     lifting = next(m for m in network.stages["lifting"].modules() if isinstance(m, GroupSelfAttention))
     _load_attention(checkpoint, LIFTING, lifting.plain, len(lifting.in_type), None)
-    load_norm(checkpoint, "lifting_normalization.layer_norm", _children(network.stages["lifting"])[-2])
+    load_parameters(checkpoint, "lifting_normalization.layer_norm", children_of(network.stages["lifting"])[-2].plain)
     numbers = iter(tables)
     for number, stage in enumerate(outline, start=1):
         for i, published in enumerate(stage.blocks):
-            modules = _children(network.stages[f"attention_{number}_{i + 1}"])
+            modules = children_of(network.stages[f"attention_{number}_{i + 1}"])
             _load_block(checkpoint, f"transformer.{published}", modules[0], next(numbers))
             if len(modules) > 1:
-                load_norm(checkpoint, f"transformer.{published + 1}.layer_norm", modules[1])
-    classes = network.stages["classes"]
-    assert isinstance(classes, PoseLinear)
-    name = f"{_classes(checkpoint)}.weight"
+                load_parameters(checkpoint, f"transformer.{published + 1}.layer_norm", modules[1].plain)
+    classes: Any = network.stages["classes"]
     own = classes.plain.projection.weight
-    load_values(own, take_matrix(checkpoint, name, *own.shape))
+    load_values(own, take_matrix(checkpoint, f"{_classes(checkpoint)}.weight", *own.shape))
 
 
-def _children(module: torch.nn.Module) -> list[Any]:
-    return list(module.children())
-
-
-def _load_block(checkpoint: Checkpoint, name: str, block: EquivariantModule, table: np.ndarray) -> None:
-    assert isinstance(block, TransformerBlock)
-    load_norm(checkpoint, f"{name}.attention.0.layer_norm", _children(block.before)[0])
-    assert isinstance(block.attention, GroupSelfAttention)
-    _load_attention(checkpoint, f"{name}.attention.2", block.attention.plain, len(block.in_type), table)
-    load_norm(checkpoint, f"{name}.attention.3.layer_norm", _children(block.after)[0])
+def _load_block(checkpoint: Checkpoint, name: str, block: TransformerBlock, table: np.ndarray) -> None:
+    attention: Any = block.attention
+    _load_attention(checkpoint, f"{name}.attention.2", attention.plain, len(block.in_type), table)
     if isinstance(block.shortcut, PoseLinear):
         load_linear(checkpoint, f"{name}.shortcut.0", block.shortcut.plain.projection)
-    expand, norm, _, contract, last = _children(block.feed_forward)
-    load_linear(checkpoint, f"{name}.mlp.0", expand.plain.projection)
-    load_norm(checkpoint, f"{name}.mlp.1.layer_norm", norm)
-    load_linear(checkpoint, f"{name}.mlp.3", contract.plain.projection)
-    load_norm(checkpoint, f"{name}.mlp.4.layer_norm", last)
+    expand, norm, _, contract, last = children_of(block.feed_forward)
+    norms = {"attention.0": children_of(block.before)[0], "attention.3": children_of(block.after)[0]}
+    for part, layer in (norms | {"mlp.1": norm, "mlp.4": last}).items():
+        load_parameters(checkpoint, f"{name}.{part}.layer_norm", layer.plain)
+    for part, layer in (("mlp.0", expand), ("mlp.3", contract)):
+        load_linear(checkpoint, f"{name}.{part}", layer.plain.projection)
 
 
 def _load_attention(
@@ -322,8 +314,7 @@ def _encoders(checkpoint: Checkpoint, name: str, encoding: Any, channels: int, *
         weight, bias = take_linear(checkpoint, f"{embedding}.0", hidden, 1)
         load_values(first.weight, sign * weight)  # Rows grow downwards, and y upwards.
         load_values(first.bias, bias)
-        for what in ("weight", "bias"):
-            load_values(getattr(norm, what), checkpoint.take(f"{embedding}.1.layer_norm.{what}", hidden))
+        load_parameters(checkpoint, f"{embedding}.1.layer_norm", norm)
         # A constant, as the bias, adds the same to all scores of a query.
         weight, _ = take_linear(checkpoint, f"{embedding}.3", each, hidden)
         padded = torch.cat([weight, weight.new_zeros(width - each, hidden)])

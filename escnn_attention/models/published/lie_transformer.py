@@ -18,16 +18,14 @@ from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.relations import LiftedMotion, Offset, Pair
 from escnn_attention.models.checkpoint import (
     Checkpoint,
+    children_of,
     load_heads,
     load_linear,
-    load_norm,
+    load_parameters,
     load_values,
     take_linear,
 )
 from escnn_attention.models.lie_transformer import LieTransformer
-from escnn_attention.nn.norms import FieldLayerNorm
-from escnn_attention.nn.pointwise import PoseLinear
-from escnn_attention.nn.transformer import PointTransformerBlock
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.point_network import Readout
 
@@ -151,16 +149,13 @@ def _kernel(checkpoint: Checkpoint, block: str) -> tuple[PairKernel, int, int]:
 def _load(checkpoint: Checkpoint, network: LieTransformer, start: str, last: str, group: str) -> None:
     fields = len(network.embedding.out_type)
     load_linear(checkpoint, f"{start}0.module", network.embedding.plain.projection)
-    for i, block in enumerate(network.blocks, start=1):
-        assert isinstance(block, PointTransformerBlock)
+    for i, block in enumerate(children_of(network.blocks), start=1):
         name = f"{start}{i}."
         _load_attention(checkpoint, name, block.attention.plain, fields, group)
-        norm, expand, _, contract, *_ = block.feed_forward.children()
-        for what, layer in (("ln_ema", block.norm), ("ln_mlp", norm)):
-            assert isinstance(layer, FieldLayerNorm)
-            load_norm(checkpoint, f"{name}{what}", layer)
+        norm, expand, _, contract, *_ = children_of(block.feed_forward)
+        load_parameters(checkpoint, f"{name}ln_ema", block.norm.plain)
+        load_parameters(checkpoint, f"{name}ln_mlp", norm.plain)
         for number, layer in enumerate((expand, contract), start=1):
-            assert isinstance(layer, PoseLinear)
             load_linear(checkpoint, f"{name}mlp.LinNormAct_{number}.linear.module", layer.plain.projection)
     linear = [m for m in network.head.perceptron if isinstance(m, torch.nn.Linear)]
     names = [last] if len(linear) == 1 else [f"{last.removesuffix('8')}{i}" for i in (2, 5, 8)]

@@ -16,7 +16,7 @@ from escnn_attention.models.checkpoint import (
     Checkpoint,
     load_heads,
     load_linear,
-    load_norm,
+    load_parameters,
     load_values,
     take_linear,
 )
@@ -97,7 +97,7 @@ class _Loader:
 
     def load(self, network: VisionTransformer, eight: bool) -> None:
         """Load all weights; ``eight``: whether tokens have eight parts, with separate components of E, and not five."""
-        take, token = self.checkpoint.take, network.token
+        token = network.token
         self._patches(network)
         self._positions(network)
         if token.weight is not None:
@@ -111,9 +111,8 @@ class _Loader:
             load = self._octic_block if i < len(network.blocks) else self._block
             load(f"blocks.{i}.", cast(TransformerBlock, block))
         self._leave(network)
-        for name, layer in (("norm", network.norm), ("head", network.head)):
-            for kind, values in layer.named_parameters():
-                load_values(values, take(f"{name}.{kind}", *values.shape))
+        load_parameters(self.checkpoint, "norm", network.norm)
+        load_parameters(self.checkpoint, "head", network.head)
 
     def _token(self, name: str, shape: tuple[int, ...], eight: bool) -> Tensor:
         """The invariants ``(*shape, F)`` of tokens, whose other parts are zero."""
@@ -252,8 +251,8 @@ class _Loader:
         take, width = self.checkpoint.take, _POSES * self.fields
         plain = block.attention.plain
         norm, expand, _, contract, *_ = block.feed_forward
-        load_norm(self.checkpoint, f"{name}norm1", block.before[0])
-        load_norm(self.checkpoint, f"{name}norm2", norm)
+        load_parameters(self.checkpoint, f"{name}norm1", block.before[0].plain)
+        load_parameters(self.checkpoint, f"{name}norm2", norm.plain)
         weight = take(f"{name}attn.qkv.weight", 3 * width, width)
         self._heads(plain, block.attention.num_heads, weight, self._bias(f"{name}attn.qkv.bias", 3 * width))
         weight, bias = take_linear(self.checkpoint, f"{name}attn.proj", width, width)

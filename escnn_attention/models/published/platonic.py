@@ -13,10 +13,16 @@ from torch import Tensor
 from escnn_attention._checks import check_bool, check_int
 from escnn_attention.encodings import RotaryEncoding
 from escnn_attention.groups.fibers import Fibers, fibers
-from escnn_attention.models.checkpoint import Checkpoint, find_gspace, load_heads, load_values
+from escnn_attention.models.checkpoint import (
+    Checkpoint,
+    children_of,
+    find_gspace,
+    load_heads,
+    load_parameters,
+    load_values,
+)
 from escnn_attention.models.platonic_transformer import PlatonicTransformer
-from escnn_attention.nn.norms import FieldLayerNorm
-from escnn_attention.nn.pointwise import Activation, LayerScale, PoseLinear
+from escnn_attention.nn.pointwise import Activation, LayerScale
 from escnn_attention.nn.transformer import PointTransformerBlock
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.projections import ToPoses
@@ -126,8 +132,7 @@ class _Loader:
         if network.waves is not None:
             frequencies = self.checkpoint.take(f"{self.start}ape.freqs", self.group.dimension, fields // 2)
             load_values(network.waves.frequencies, frequencies.T)
-        for i, block in enumerate(network.blocks):
-            assert isinstance(block, PointTransformerBlock)
+        for i, block in enumerate(children_of(network.blocks)):
             self._block(f"{self.start}layers.{i}.", block, fields)
         parts = iter(network.head.parts)
         for kind, name, _ in _readouts(self.checkpoint, self.start, self.group.dimension):
@@ -184,17 +189,12 @@ class _Loader:
             load_values(projection.bias, torch.linalg.lstsq(invariants, bias[:, None]).solution[:, 0])
 
     def _block(self, name: str, block: PointTransformerBlock, fields: int) -> None:
-        norm, expand, _, contract, *_ = block.feed_forward.children()
+        norm, expand, _, contract, *_ = children_of(block.feed_forward)
         for number, layer in ((1, block.norm), (2, norm)):
-            assert isinstance(layer, FieldLayerNorm)
-            load_values(layer.plain.weight, self.checkpoint.take(f"{name}norm{number}.weight", fields))
-            if layer.plain.bias is not None:
-                load_values(layer.plain.bias, self.checkpoint.take(f"{name}norm{number}.bias", fields))
+            load_parameters(self.checkpoint, f"{name}norm{number}", layer.plain)
         gains = [m for m in block.modules() if isinstance(m, LayerScale)]
         for number, gain in enumerate(gains, start=1):
             load_values(gain.plain.gain, self.checkpoint.take(f"{name}gamma_{number}", fields))
-        assert isinstance(expand, PoseLinear)
-        assert isinstance(contract, PoseLinear)
         hidden = len(expand.out_type)
         self._to_regular(f"{name}linear1.", expand.plain.projection, hidden, fields)
         self._to_regular(f"{name}linear2.", contract.plain.projection, fields, hidden)
