@@ -137,11 +137,6 @@ def planar(gspace: GSpace) -> Fibers:
     return fibers(gspace)
 
 
-def grid_elements(table: Fibers) -> list[GroupElement]:
-    """The elements that map the grid onto itself."""
-    return [g for g, matrix in zip(table.elements, table.action, strict=True) if is_signed_permutation(matrix)]
-
-
 def pose_indices(table: Fibers, poses: Sequence[int | GroupElement] | None) -> list[int]:
     """The indices of chosen poses, all by default."""
     if poses is None:
@@ -153,12 +148,6 @@ def pose_indices(table: Fibers, poses: Sequence[int | GroupElement] | None) -> l
         else check_index("poses", pose, table.order)
         for pose in check_some("poses", poses)
     ]
-
-
-def element_indices(table: Fibers, elements: Sequence[GroupElement]) -> list[int]:
-    """The indices of chosen elements."""
-    group = table.elements[0].group
-    return [table.index(check_element("elements", g, group)) for g in check_some("elements", elements)]
 
 
 def check_element(name: str, element: object, group: Group) -> GroupElement:
@@ -257,7 +246,10 @@ def transformations_for(
     if background and not scalar:
         raise ValueError(f"background: got {background} around {x.type}, needed 0 for all but scalar fields")
     if angles is None:
-        index = element_indices(table, grid_elements(table)[:most] if elements is None else elements)
+        if elements is None:
+            elements = [table.elements[i] for i in np.flatnonzero(is_signed_permutation(table.action))[:most]]
+        chosen = check_some("elements", elements)
+        index = [table.index(check_element("elements", g, table.elements[0].group)) for g in chosen]
         return [Transformation(stacked(table.action[i]), table, i, None, background) for i in index]
     if elements is not None:
         raise ValueError("angles: got both elements and angles, needed one of them")

@@ -15,21 +15,18 @@ from escnn.nn import GeometricTensor
 from torch import Tensor
 
 from escnn_attention.equivariance.inspection import evaluating, find_attention, on_fields, watch
-from escnn_attention.groups.fibers import Fibers, is_signed_permutation
+from escnn_attention.groups.fibers import Fibers
 from escnn_attention.nn.resample import Crop
 from escnn_attention.plotting._drawing import Frame, Sheet, figure_class, shaded
 from escnn_attention.plotting._elements import (
     as_drawn,
     check_image,
     check_index,
-    element_indices,
-    grid_elements,
     name_element,
-    planar,
     pose_indices,
     refuse_exported,
     stacked,
-    transformed,
+    transformations_for,
 )
 
 if TYPE_CHECKING:
@@ -109,11 +106,11 @@ def plot_attention_maps(
     call, x = on_fields(model, x)
     check_image(x)
     attention = find_attention(model, layer)
-    table = planar(attention.in_type.gspace)
     if x.type.gspace != attention.in_type.gspace:
         raise ValueError(f"x: its gspace is {x.type.gspace.name}, that of the layer {attention.in_type.gspace.name}")
-    index = element_indices(table, grid_elements(table)[:2] if elements is None else elements)
-    if not all(is_signed_permutation(table.action[i]) for i in index):
+    columns = transformations_for(x, elements, None, 0.0, most=2)
+    table = columns[0].table
+    if not all(t.exact for t in columns):
         raise ValueError("elements: only those that map the grid onto itself take a position to a position")
     positions = _pairs(positions)
     if head is not None:
@@ -122,27 +119,27 @@ def plot_attention_maps(
 
     rows: list[_Row] = []
     with evaluating(model):
-        for i in index:
-            image = transformed(x, table.elements[i])
+        for t in columns:
+            image = t.apply(x)
             features, covered = _arriving(call, image, model, attention)
             height, width = features.tensor.shape[-2:]
-            queries = [_moved(position, table.action[i], height, width) for position in positions]
+            queries = [_moved(position, table.action[t.element], height, width) for position in positions]
             # By default all poses, else the poses gh, which were the poses h of the image before.
-            shown = queried if poses is None else [int(table.quotient[table.inverse[i], h]) for h in queried]
-            numbers = [int(table.quotient[i, h]) for h in shown]
+            shown = queried if poses is None else [int(t.images_of_poses(table.order)[h]) for h in queried]
+            numbers = [t.source(h) for h in shown]
             # heads, poses, positions, query poses, key poses, space
             maps = as_drawn(attention.attention_maps(features, queries, shown)[0]).sum(dim=4).mean(dim=3)
             if head is None:
                 entropy = -(maps * maps.clamp_min(1e-12).log()).sum(dim=(-2, -1)).mean(dim=(1, 2))
                 head = int(entropy.argmin())
             grey = as_drawn(image.tensor[0]).mean(0)
-            rows += [_Row(grey, covered, q, maps[head, :, k], numbers, i) for k, q in enumerate(queries)]
+            rows += [_Row(grey, covered, q, maps[head, :, k], numbers, t.element) for k, q in enumerate(queries)]
     # The rows of one query are adjacent.
-    rows = [rows[e * len(positions) + k] for k in range(len(positions)) for e in range(len(index))]
+    rows = [rows[e * len(positions) + k] for k in range(len(positions)) for e in range(len(columns))]
     note = (
         f"head {head}; cross: the query; colour: attention; frames of one colour and number: the same map, transformed"
     )
-    return _draw(rows, table, queried, len(index), title, note)
+    return _draw(rows, table, queried, len(columns), title, note)
 
 
 def _draw(rows: Sequence[_Row], table: Fibers, poses: Sequence[int], together: int, title: str, note: str) -> Figure:

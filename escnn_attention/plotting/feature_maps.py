@@ -13,9 +13,8 @@ from escnn.group import GroupElement
 from escnn.nn import GeometricTensor
 from torch import Tensor
 
-from escnn_attention.equivariance.angles import check_angles, relative_change
+from escnn_attention.equivariance.angles import relative_change
 from escnn_attention.equivariance.inspection import attention_layers, evaluating, find_layer, on_fields, watch
-from escnn_attention.groups.fibers import Fibers
 from escnn_attention.plotting._drawing import Frame, Sheet, figure_class, map_style
 from escnn_attention.plotting._elements import (
     MOST_COLUMNS,
@@ -23,15 +22,12 @@ from escnn_attention.plotting._elements import (
     as_drawn,
     check_image,
     check_index,
-    element_indices,
-    grid_elements,
     is_regular_map,
     name_element,
-    nearest_rotation,
     planar,
     refuse_exported,
     stacked,
-    transformed,
+    transformations_for,
 )
 
 if TYPE_CHECKING:
@@ -181,31 +177,31 @@ def plot_feature_maps(
     figure_class()
     run, x, names = stage_runner(x, stages, [layers] if isinstance(layers, str) else layers)
     table = planar(x.type.gspace)
-    if elements is None:
-        elements = list(table.elements) if table.order <= MOST_COLUMNS else grid_elements(table)
-    index = element_indices(table, elements)
+    if elements is None and table.order <= MOST_COLUMNS:
+        elements = table.elements
+    columns = transformations_for(x, elements, None, 0.0, most=table.order)
     fields = {} if fields is None else fields
     if not isinstance(fields, Mapping):
         raise TypeError(f"fields: got {type(fields).__name__}, needed a mapping from the names of stages")
     for name in fields:
         if name not in names:
             raise ValueError(f"fields: got {name!r}, needed names of stages: {', '.join(map(repr, names))}")
-    images = [transformed(x, table.elements[i]) for i in index]
+    images = [t.apply(x) for t in columns]
     by_image = [run(image) for image in images]
     maps = {name: [found[name] for found in by_image] for name in names}
     chosen = {name: choose_field(name, values[0], fields.get(name)) for name, values in maps.items()}
 
-    poses, columns = table.order, len(index)
+    poses = table.order
     cell = 0.95 if poses <= 4 else 0.62
     left, right, gap, bottom = 1.75, 0.15, 0.28, 0.15
     total = Sheet.TOP + cell * 1.25 + (cell * poses + gap) * len(maps) + bottom
     note = f"frames of one colour and number: the same map, transformed ({x.type.gspace.fibergroup.name})"
-    sheet = Sheet(left + cell * columns + right, total, title, note)
+    sheet = Sheet(left + cell * len(columns) + right, total, title, note)
     y = Sheet.TOP
-    for column, (image, i) in enumerate(zip(images, index, strict=True)):
+    for column, (image, t) in enumerate(zip(images, columns, strict=True)):
         ax = sheet.cell(left + column * cell, y, cell)
         ax.imshow(as_drawn(image.tensor[0]).mean(0).numpy(), cmap="gray_r", interpolation="nearest")
-        ax.set_title(stacked(table.action[i]), fontsize=10 if cell > 0.7 else 8, pad=3)
+        ax.set_title(t.name, fontsize=10 if cell > 0.7 else 8, pad=3)
     sheet.text(left - 0.1, y + cell / 2, "input", ha="right", fontsize=10)
     y += 1.15 * cell
     for name, values in maps.items():
@@ -215,7 +211,7 @@ def plot_feature_maps(
             left - 1.2, y + cell * poses / 2, f"{name}\n(field {chosen[name]})",
             rotation=90, ha="center", fontsize=min(10.0, 120 * cell * poses / max(len(name), 1)),
         )  # fmt: skip
-        _draw_stage(sheet, (left, y, cell), [value[chosen[name]].numpy() for value in values], table, index)
+        _draw_stage(sheet, (left, y, cell), [value[chosen[name]].numpy() for value in values], columns)
         y += cell * poses + gap / 2
     return sheet.figure
 
@@ -224,18 +220,17 @@ def _draw_stage(
     sheet: Sheet,
     place: tuple[float, float, float],
     maps: Sequence[npt.NDArray[np.float32]],
-    table: Fibers,
-    index: Sequence[int],
+    columns: Sequence[Transformation],
 ) -> None:
-    """Draw the maps ``(poses, h, w)`` under each element of ``index``, from ``place`` (x, y, side of a cell) on."""
-    x, y, cell = place
+    """Draw the maps ``(poses, h, w)`` of each column, from ``place`` (x, y, side of a cell) on."""
+    (x, y, cell), table = place, columns[0].table
     style = map_style(maps)
     for pose in range(table.order):
         sheet.text(x - 0.1, y + cell / 2, f"pose {name_element(table.action[pose])}", ha="right", fontsize=8.5)
-        for column, i in enumerate(index):
+        for column, t in enumerate(columns):
             ax = sheet.cell(x + column * cell, y, cell)
             ax.imshow(maps[column][pose], **style)
-            Frame(ax, int(table.quotient[i, pose]), table.order)
+            Frame(ax, t.source(pose), table.order)
         y += cell
 
 
@@ -293,30 +288,25 @@ def animate_feature_maps(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     run, x, (name,) = stage_runner(x, model, None if layer is None else [layer], one=True)
-    table = planar(x.type.gspace)
-    if x.tensor.shape[-1] != x.tensor.shape[-2] or not all(r.is_trivial() for r in x.type.representations):
-        raise ValueError(f"x: got {x.type} of shape {tuple(x.tensor.shape)}, needed a square image of scalar fields")
-    chosen = np.arange(0, 360, 7.5) if angles is None else check_angles(angles)
-
-    frames = _compute(run, x, name, chosen, field, background)
+    columns = transformations_for(x, None, np.arange(0, 360, 7.5) if angles is None else angles, background)
+    frames = _compute(run, x, name, columns, field)
     note = f"{name}, field {frames.field}; frames of one colour and number: the same map"
     note += f" ({x.type.gspace.fibergroup.name})"
-    figure, show = _draw_animation(frames, table, title, note)
+    figure, show = _draw_animation(frames, title, note)
     FigureCanvasAgg(figure)
     show(0)
-    return FuncAnimation(figure, show, frames=len(chosen), interval=interval, init_func=lambda: [], repeat=True)
+    return FuncAnimation(figure, show, frames=len(columns), interval=interval, init_func=lambda: [], repeat=True)
 
 
 @dataclass(frozen=True)
 class _Frames:
-    """The content of the images of an animation, one for each angle."""
+    """The content of the images of an animation, one for each rotation."""
 
-    angles: npt.NDArray[np.float64]  # degrees
+    rotations: Sequence[Transformation]
     field: int
     images: list[npt.NDArray[np.float32]]  # (S, S), the rotated inputs
     maps: list[npt.NDArray[np.float32]]  # (poses, h, w), of the field
     returned: list[npt.NDArray[np.float64]]  # these rotated back and put back to their poses
-    nearest: list[int]  # the indices of the rotations in the group next to the angles
     change: list[float]  # relative, of the returned maps
 
 
@@ -324,37 +314,31 @@ def _compute(
     run: Callable[[GeometricTensor], Maps],
     x: GeometricTensor,
     name: str,
-    angles: npt.NDArray[np.float64],
+    rotations: Sequence[Transformation],
     field: int | None,
-    background: float,
 ) -> _Frames:
-    """The maps of a stage for ``x`` rotated by all angles."""
-    table = planar(x.type.gspace)
+    """The maps of a stage for ``x`` in all rotations."""
     upright = run(x)[name]
     field = choose_field(name, upright, field)
     reference = upright[field].double()
-    found = _Frames(angles, field, [], [], [], [], [])
-    for angle in map(float, angles):
-        element = nearest_rotation(table, angle)
-        transformation = Transformation(f"{angle:g}°", table, element, angle, background)
-        image = transformation.apply(x)
+    found = _Frames(rotations, field, [], [], [], [])
+    for rotation in rotations:
+        image = rotation.apply(x)
         maps = run(image)[name][field]
         if maps.shape[-1] != maps.shape[-2]:
             raise ValueError(f"layer: {name!r} gives maps of shape {tuple(maps.shape[1:])}, needed square ones")
-        returned = transformation.undo(maps.double(), x.type)
+        returned = rotation.undo(maps.double(), x.type)
         found.images.append(as_drawn(image.tensor[0]).mean(0).numpy())
         found.maps.append(maps.numpy())
         found.returned.append(returned.numpy())
-        found.nearest.append(element)
         found.change.append(relative_change(returned[None], reference[None]))
     return found
 
 
-def _draw_animation(
-    frames: _Frames, table: Fibers, title: str, note: str
-) -> tuple[Figure, Callable[[int], Sequence[Artist]]]:
+def _draw_animation(frames: _Frames, title: str, note: str) -> tuple[Figure, Callable[[int], Sequence[Artist]]]:
     """The figure, and a function that shows one of the images of the animation."""
-    images, poses = frames.images, table.order
+    images, table = frames.images, frames.rotations[0].table
+    poses = table.order
     cell = 1.15 if poses <= 4 else 0.8 if poses <= 8 else 0.55
     big = 2 * cell + 0.3
     left, gap, bottom = 0.15, 1.0, 0.5
@@ -378,12 +362,12 @@ def _draw_animation(
 
     def show(step: int) -> Sequence[Artist]:
         picture.set_data(images[step])
-        heading.set_text(f"input, rotated by {frames.angles[step]:g}°")
+        heading.set_text(f"input, rotated by {frames.rotations[step].name}")
         for _, drawn, values in rows:
             for pose, artist in enumerate(drawn):
                 artist.set_data(values[step][pose])
         for pose, frame in enumerate(upper):
-            frame.show(int(table.quotient[frames.nearest[step], pose]))
+            frame.show(frames.rotations[step].source(pose))
         said.set_text(f"relative change of the maps that were rotated back: {frames.change[step]:.2f}")
         return []
 

@@ -65,13 +65,6 @@ def test_the_layer_is_the_first_or_is_named():
         np.testing.assert_array_equal(shown(one), shown(other))
 
 
-def test_lifting_attention_is_drawn_too():
-    x, lifting, _ = system(gspaces.flipRot2dOnR2(4))
-    figure = plot_attention_maps(x, lifting, positions=[(0, 0)])
-    assert len(figure.axes) == 2 * (1 + 8)
-    assert drawn(figure) > 1000
-
-
 @pytest.mark.slow
 def test_maps_lie_on_what_they_are_of():
     """On half the grid all of the image, behind a crop the middle of it."""
@@ -93,23 +86,16 @@ def test_maps_lie_on_what_they_are_of():
 
 
 def test_grids_that_are_not_square():
-    x, lifting, _ = system()
+    """Of lifting attention with reflections; the positions are any integers."""
+    x, lifting, _ = system(gspaces.flipRot2dOnR2(4))
     wide = x.type(torch.randn(1, 1, 4, 7))
-    figure = plot_attention_maps(wide, lifting, positions=[(3, 5)], head=0)
-    upright, turned = figure.axes[1:5], figure.axes[6:10]
+    figure = plot_attention_maps(wide, lifting, positions=np.array([[3, 5]]), head=0)
+    assert drawn(figure) > 1000
+    upright, turned = figure.axes[1:9], figure.axes[10:]
     before = {number(ax): opacity(ax) for ax in upright}
     for ax in turned:
         np.testing.assert_allclose(opacity(ax), np.rot90(before[number(ax)]), atol=1e-3)
     assert turned[0].lines[0].get_data() == ([3], [1])
-
-
-def test_positions_are_any_integers():
-    x, lifting, _ = system()
-    first, second = (
-        plot_attention_maps(x, lifting, positions=positions, head=0) for positions in ([(1, 2)], np.array([[1, 2]]))
-    )
-    for one, other in zip(first.axes, second.axes, strict=True):
-        np.testing.assert_array_equal(shown(one), shown(other))
 
 
 def test_mistakes_are_named():

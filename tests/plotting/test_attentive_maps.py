@@ -9,7 +9,6 @@ from escnn import gspaces, nn
 
 from escnn_attention import AttentiveConv, Crop, FeatureAttention, GroupSelfAttention, HalvingPool, PoseAttention
 from escnn_attention.plotting import plot_attended_images, plot_attentive_layers, plot_attentive_maps
-from escnn_attention.plotting._attended import find_attentive, observe
 from tests.plotting.pictures import drawn, number, opacity, shown, texts
 
 pytest.importorskip("matplotlib")
@@ -354,13 +353,6 @@ def test_angles_and_chosen_layers():
     ):
         with pytest.raises(error, match=message):
             plot_attentive_layers(x, model, **wrong)
-
-
-def test_where_the_grids_lie():
-    x, model = layered()
-    _, run = observe(x, model, find_attentive(model, None))
-    covered = {name: found.covered for name, found in run(x).items()}
-    assert covered == {"0": (1, 1), "1": (0.8, 0.8), "4": (0.8, 0.8)}
 
 
 def coloured(gspace=C4, **options):

@@ -63,11 +63,6 @@ def test_models_without_attention_have_feature_maps_too():
     assert min(shown(ax).min() for ax in figure.axes[4:20]) < 0
 
 
-def test_plain_modules_of_others_have_no_group():
-    with pytest.raises(ValueError, match="Flatten has a gspace"):
-        plot_feature_maps(system()[0].tensor, torch.nn.Flatten())
-
-
 def test_mistakes_are_named():
     x, lifting, attention = system()
     sequence = nn.SequentialModule(lifting, attention)
