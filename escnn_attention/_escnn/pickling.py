@@ -27,8 +27,8 @@ def register() -> None:
     """Register the reducers. Called when :mod:`escnn_attention` is imported; calling it again changes nothing."""
     for group in _GROUPS:
         copyreg.pickle(group, lambda g: (_make_group, (type(g), g._keys)))  # type: ignore[arg-type]
-    copyreg.pickle(eg.GroupElement, lambda e: (_make_element, (e.group, e.value, e.param)))  # type: ignore[arg-type]
-    copyreg.pickle(eg.IrreducibleRepresentation, lambda r: (_make_irrep, (r.group, r.id)))  # type: ignore[arg-type]
+    copyreg.pickle(eg.GroupElement, lambda e: (e.group.element, (e.value, e.param)))  # type: ignore[arg-type]
+    copyreg.pickle(eg.IrreducibleRepresentation, lambda r: (r.group.irrep, r.id))  # type: ignore[arg-type]
     copyreg.pickle(eg.Representation, _reduce_representation)  # type: ignore[arg-type]
     copyreg.pickle(GSpace0D, lambda space: (GSpace0D, (space.fibergroup,)))  # type: ignore[arg-type]
     for kind in (GSpace2D, GSpace3D):
@@ -46,14 +46,6 @@ def _make_gspace(cls: type[GSpace2D | GSpace3D], sg_id: tuple[Any, ...], name: s
     space = cls(sg_id)
     space.name = name  # part of escnn's hash; the factories make it from the id as it was given
     return space
-
-
-def _make_element(group: eg.Group, value: Any, param: str) -> eg.GroupElement:
-    return group.element(value, param)
-
-
-def _make_irrep(group: eg.Group, id: tuple[Any, ...]) -> eg.IrreducibleRepresentation:
-    return group.irrep(*id)
 
 
 def _reduce_representation(r: eg.Representation) -> tuple[Any, ...]:
