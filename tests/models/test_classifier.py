@@ -71,38 +71,20 @@ def test_other_inputs_are_refused():
             network(torch.randn(shape))
 
 
+LAST_STAGES = {
+    PoseMean: lambda f: f.mean(2, keepdim=True).expand_as(f),
+    PositionSum: lambda f: f.sum((3, 4), keepdim=True),
+}
+
+
+@pytest.mark.parametrize("stage", LAST_STAGES)
 @given(st.sampled_from(list(spaces.PLANE)), st.integers(1, 3))
-def test_is_the_mean_over_the_poses_at_every_pose(name, fields):
-    module = PoseMean(spaces.regular(spaces.PLANE[name](), fields))
-    x = spaces.random_field(module.in_type, 3, 3)
-    f = x.tensor.unflatten(1, (fields, -1))
+def test_last_stages_are_their_formulas(stage, name, fields):
+    module = stage(spaces.regular(spaces.PLANE[name](), fields))
+    x = spaces.random_field(module.in_type, 3, 5)
     y = module(x)
-    torch.testing.assert_close(y.tensor.unflatten(1, (fields, -1)), f.mean(2, keepdim=True).expand_as(f))
+    torch.testing.assert_close(y.tensor, LAST_STAGES[stage](x.tensor.unflatten(1, (fields, -1))).flatten(1, 2))
+    assert tuple(y.shape) == module.evaluate_output_shape(tuple(x.shape))
     for g in module.in_type.gspace.fibergroup.elements:
         torch.testing.assert_close(module(x.transform_fibers(g)).tensor, y.transform_fibers(g).tensor)
     torch.testing.assert_close(module.export()(x.tensor), y.tensor)
-
-
-def test_makes_a_mean_of_the_maximum_over_the_poses():
-    fields = spaces.regular(gspaces.rot2dOnR2(4), 3)
-    x = spaces.random_field(fields, 5, 5)
-    logits = EquivariantClassifier({"mean": PoseMean(fields)}, None)(x)
-    torch.testing.assert_close(logits, x.tensor.unflatten(1, (3, 4)).mean((2, 3, 4)))
-
-
-def test_is_the_sum_over_the_positions():
-    fields = spaces.regular(gspaces.flipRot2dOnR2(4), 2)
-    module, x = PositionSum(fields), spaces.random_field(fields, 3, 5)
-    y = module(x)
-    torch.testing.assert_close(y.tensor, x.tensor.sum((2, 3), keepdim=True))
-    assert tuple(y.shape) == module.evaluate_output_shape(tuple(x.shape))
-    torch.testing.assert_close(module.export()(x.tensor), y.tensor)
-    for g in fields.gspace.fibergroup.elements:
-        torch.testing.assert_close(module(x.transform_fibers(g)).tensor, y.transform_fibers(g).tensor)
-
-
-def test_makes_a_maximum_of_sums():
-    fields = spaces.regular(gspaces.rot2dOnR2(4), 3)
-    x = spaces.random_field(fields, 5, 5)
-    logits = EquivariantClassifier({"sum": PositionSum(fields)}, None)(x)
-    torch.testing.assert_close(logits, x.tensor.unflatten(1, (3, 4)).sum((3, 4)).amax(2))

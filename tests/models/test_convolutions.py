@@ -9,7 +9,7 @@ from escnn import gspaces
 from escnn.group import cyclic_group
 from escnn.nn import FieldType, IdentityModule, InnerBatchNorm
 
-from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, PoseAttention, equivariance_report
+from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, equivariance_report
 from escnn_attention.models import (
     AllCNNC,
     DenseBlock,
@@ -27,36 +27,6 @@ from tests.models.networks import broken, settled
 
 P4 = gspaces.rot2dOnR2(4)
 FIELDS = spaces.regular(P4, 4)
-
-
-@pytest.mark.parametrize(
-    ("attention", "in_front", "channel", "spatial"),
-    [
-        (None, None, False, False),
-        ("full", None, True, True),
-        ("channel", None, True, False),
-        ("spatial", None, False, True),
-        ("features", FeatureAttention, False, False),
-        ("poses", PoseAttention, False, False),
-    ],
-)
-def test_attended(attention, in_front, channel, spatial):
-    modules = attended(
-        FIELDS, spaces.regular(P4, 3), 5, attention, padding=2, ratio=2, attention_size=3, attention_dilation=2
-    )
-    convolution = modules.pop("convolution")
-    assert isinstance(convolution, AttentiveConv)
-    assert (convolution.kernel_size, convolution.plain.geometry.padding) == (5, 2)
-    assert convolution.plain.bias is None
-    assert (convolution.plain.squeeze is not None, convolution.plain.spatial is not None) == (channel, spatial)
-    assert [type(m) for m in modules.values()] == ([] if in_front is None else [in_front])
-    for module in (convolution, *modules.values()):
-        if isinstance(module, FeatureAttention) or channel:
-            assert module.ratio == 2
-        if isinstance(module, FeatureAttention):
-            assert (module.kernel_size, module.plain.dilation) == (3, 2)
-    if spatial:
-        assert (convolution.attention_size, convolution.plain.geometry.attention_dilation) == (3, 2)
 
 
 @pytest.mark.sampled(1, of="compiled graphs")

@@ -12,7 +12,7 @@ from escnn_attention.models import AllCNNC, GroupCNN, GroupDenseNet, ResidualBlo
 from escnn_attention.models.convolutions import options_of
 from escnn_attention.nn.summary import count_parameters
 from tests import spaces
-from tests.models.networks import broken, norms, sequence, settled, sizes
+from tests.models.networks import broken, sequence, settled, sizes
 
 EXACT = 1e-10
 Z2, P4, P4M = gspaces.trivialOnR2(), gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
@@ -67,23 +67,6 @@ def test_grids_are_the_published_ones(make, shape, expected):
     assert [shape[-1] for shape in sizes(make(P4), 1, *shape)] == expected
 
 
-@pytest.mark.parametrize(
-    ("make", "grids"),
-    [
-        (lambda: GroupCNN(P4, 1, 3, **SMALL), (12, 13)),
-        (lambda: AllCNNC(P4, 1, 3, width=1), (8, 9)),
-        (lambda: ResNet44(P4, 1, 3, width=(1, 1, 1), blocks=1), (5, 6, 8)),
-        (lambda: GroupDenseNet(P4, 1, 2, width=1, blocks=2), (10, 11, 12, 13)),
-    ],
-)
-def test_the_report_has_nothing_to_say_at_any_size(make, grids):
-    network = settled(make(), 4, 1, 12, 12)
-    for size in grids:
-        report = equivariance_report(sequence(network), (1, 1, size, size))
-        assert report.relative_error < EXACT
-        assert not report.inexact_layers
-
-
 @pytest.mark.parametrize("attention", ["full", "features", "poses"])
 def test_in_train_mode(attention):
     """With the statistics of the batch, which an element of the group does not change."""
@@ -128,10 +111,6 @@ def test_the_report_names_a_stride_that_does_not_fit():
 
 def test_layers_are_as_published():
     network = GroupCNN.rotmnist(P4, attention="features")
-    attentions = [m for m in network.modules() if isinstance(m, FeatureAttention)]
-    assert [m.plain.dilation for m in attentions] == [4, 1, 1, 1, 1, 1, 1]
-    assert [m.ratio for m in attentions] == [1, 2, 2, 2, 2, 2, 2]
-    assert {norm.eps for norm in norms(network)} == {2e-5}
     stages = network.stages
     assert [name for name, s in stages.items() if any(isinstance(m, PointwiseDropout) for m in s.modules())] == [
         f"convolution_{i}" for i in (1, 3, 4, 5, 6)
@@ -139,12 +118,6 @@ def test_layers_are_as_published():
     assert isinstance(stages["pool"], HalvingPool)
     parts = ["attention", "convolution", "norm", "relu", "dropout"]
     assert [name for name, _ in stages["convolution_1"].named_children()] == parts
-    dilations = [
-        m.plain.geometry.attention_dilation
-        for m in GroupCNN.rotmnist(P4, attention="full").modules()
-        if isinstance(m, AttentiveConv)
-    ]
-    assert dilations == 7 * [1]
 
 
 @pytest.mark.parametrize("attention", KINDS)
@@ -259,21 +232,6 @@ def test_images_that_are_too_small_are_refused(network, channels, size, message)
         network(P4)(torch.randn(1, channels, size, size))
 
 
-@pytest.mark.parametrize(
-    ("make", "last"),
-    [
-        (lambda: AllCNNC(P4, 1, 3, width=2), "convolution_8"),
-        (lambda: GroupDenseNet(P4, 1, 3, width=1, blocks=1), "dense_1"),
-    ],
-)
-def test_the_logits_are_means(make, last):
-    network = settled(make(), 4, 1, 8, 8)
-    x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
-    assert type(network.stages["classes"][-1]).__name__ == "PoseMean"
-    before = network.stages["classes"][:-1](network.feature_maps(x)[last])
-    torch.testing.assert_close(network(x), before.tensor.unflatten(1, (3, 4)).mean((2, 3, 4)))
-
-
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("make", "gspace", "attention", "published", "paper"),
@@ -318,10 +276,6 @@ def test_layers_are_as_published_of_all_cnn_c():
     network = AllCNNC.cifar10(P4, attention="features", width=48)
     attentions = [m for m in network.modules() if isinstance(m, FeatureAttention)]
     assert [len(m.plain.squeeze.weight) for m in attentions] == [3, 3, 3, 3, 6, 6, 6, 6, 6]
-    assert {m.plain.dilation for m in attentions} == {1}
-    assert [m.kernel_size for m in network.modules() if isinstance(m, AttentiveConv)] == [3] * 7 + [1, 1]
-    assert {norm.eps for norm in norms(network)} == {2e-5}
-    assert len(norms(network)) == 9
     dropouts = {n: m.p for n, m in network.named_modules() if isinstance(m, PointwiseDropout)}
     assert dropouts == {
         "stages.convolution_1.input_dropout": 0.2,
@@ -343,31 +297,10 @@ def test_layers_are_as_published_of_resnet44():
     attentions = [m for m in network.modules() if isinstance(m, FeatureAttention)]
     assert len(attentions) == len(convolutions)
     assert [len(m.plain.squeeze.weight) for m in attentions] == [3] + 45 * [2]
-    assert {(m.kernel_size, m.plain.dilation) for m in attentions} == {(7, 1)}
-    assert {norm.eps for norm in norms(network)} == {2e-5}
     halving = [n for n, m in network.stages.items() if isinstance(m, ResidualBlock) and m.halve]
     assert halving == ["residual_2_1", "residual_3_1"]
     kernel = network.stages["residual_1_2"].branch.convolution.plain.kernel.weight
     assert 0.9 < kernel.abs().max() / math.sqrt(2 / (11 * 9)) <= 1
-
-
-def test_the_logits_are_means_and_the_features_are_pooled_in_front():
-    network = settled(ResNet44(P4, 1, 3, width=(1, 1, 2), blocks=1, attention="poses"), 4, 1, 8, 8)
-    x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
-    head = network.stages["classes"]
-    pooled = head[:2](network.feature_maps(x)["residual_3_1"]).tensor.mean((2, 3), keepdim=True)
-    y = head[3:5](head[2].out_type(pooled)).tensor
-    torch.testing.assert_close(network(x), y.unflatten(1, (3, 4)).mean((2, 3, 4)))
-
-
-def test_widths_of_resnet44():
-    network = ResNet44(P4, 3, 10, blocks=1)
-    assert [len(network.stages[f"residual_{i}_1"].out_type) for i in (1, 2, 3)] == [16, 32, 64]
-
-
-def test_widths_of_dense_net():
-    widths = [len(stage.out_type) for stage in GroupDenseNet.patch_camelyon(P4).stages.values()]
-    assert widths == [*(13 * i for i in (1, 2, 2, 3, 3, 4, 4, 5, 5, 6)), 2]
 
 
 def test_layers_are_as_published_of_dense_net():
@@ -376,6 +309,5 @@ def test_layers_are_as_published_of_dense_net():
     kernels = [*5 * [(7, 4)], (7, 3), (7, 3), (7, 2), (7, 1), (5, 1), (3, 1)]  # the first on the image
     assert [(m.kernel_size, m.plain.dilation) for m in attentions] == kernels
     assert [len(m.plain.squeeze.weight) for m in attentions] == [3] + 10 * [2]
-    assert {norm.eps for norm in norms(network)} == {2e-5}
     kernel = network.stages["transition_4"].convolution.plain.kernel.weight
     assert 0.9 < kernel.abs().max() / math.sqrt(2 / 45) <= 1

@@ -233,14 +233,8 @@ def test_bad_systems(known):
         "rollout": lambda *bodies: network.rollout(*bodies, num_frames=1, step=0.1),
     }
     for method in methods.values():
-        for error, message, batch in (
-            (TypeError, r"batch: got torch.float32, needed a tensor of torch.int64", BATCH.float()),
-            (ValueError, "batch: got -1", BATCH - 1),
-            (ValueError, r"batch: got shape \(6,\), needed \(7,\)", BATCH[:6]),
-            (ValueError, "batch: got a tensor on meta, needed one on cpu", BATCH.to("meta")),
-            (ValueError, "batch: cloud 1 has no points", 2 * BATCH),
-        ):
-            with pytest.raises(error, match=message):
+        for message, batch in (("got -1", BATCH - 1), ("cloud 1 has no points", 2 * BATCH)):
+            with pytest.raises(ValueError, match=f"batch: {message}"):
                 method(q, p, features, batch)
         with pytest.raises(ValueError, match=r"features: .*\(7, channels\)"):
             method(q, p, features[:6], BATCH)

@@ -36,15 +36,6 @@ def test_is_equivariant(positions, pool):
         torch.testing.assert_close(network(x, coords + 1), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_masks_and_clouds():
-    network = small(gspaces.rot2dOnR2(4), positions=True)
-    x, coords = torch.randn(6, 2, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
-    batch, mask = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([True, True, False, True, True, True])
-    y = network(x, coords, batch=batch, mask=mask)
-    torch.testing.assert_close(y[0], network(x[:2], coords[:2])[0], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(y[1], network(network.in_type(x[3:], coords[3:]))[0], rtol=1e-12, atol=1e-12)
-
-
 def test_bad_arguments():
     gspace = gspaces.rot2dOnR2(4)
     for options, message in (

@@ -53,25 +53,6 @@ def test_tokens_are_what_is_read(class_token):
     assert (network(x) - network.head(read)).abs().max() > 1e-3
 
 
-def test_features_are_equivariant_until_they_leave_the_group():
-    network = network_on(GROUPS[0], num_blocks=(2, 0))
-    x = spaces.random_field(network.in_type, 8, 8)
-
-    def features(x):
-        y = network.positions(network.embedding(x))
-        tokens = network.hidden_type(network.token(y.tensor))
-        for block in network.blocks:
-            tokens = block(tokens)
-        first, rest = tokens.tensor[..., :1], tokens.tensor[..., 1:].view_as(y.tensor)
-        return network.hidden_type(first), network.hidden_type(rest)
-
-    token, patches = features(x)
-    for g in spaces.generators(network.gspace):
-        moved_token, moved = features(x.transform(g))
-        torch.testing.assert_close(moved.tensor, patches.transform(g).tensor)
-        torch.testing.assert_close(moved_token.tensor, token.transform_fibers(g).tensor)
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
 @pytest.mark.slow
