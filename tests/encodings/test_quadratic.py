@@ -20,9 +20,6 @@ def changes(scores):
     return scores - scores[..., :1]
 
 
-# ------------------------------------------------------------------------------------------------------- the formula
-
-
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_a_constant_query_sees_a_gaussian_about_the_centre(dim):
     encoding = bound(dim, sharpness=7.0)
@@ -58,9 +55,6 @@ def test_sharp_heads_do_not_cancel_in_single_precision():
     torch.testing.assert_close(scores, torch.tensor([0.0, -1e6 / 9]))
 
 
-# ---------------------------------------------------------------------------------------------------- initialisation
-
-
 def test_centres_are_drawn_within_the_disc():
     for dim in (1, 2, 3):
         radius = QuadraticEncoding().bind(dim, 4000, 4, 1).centre.norm(dim=-1)
@@ -82,9 +76,6 @@ def test_the_positional_score_of_a_unit_query_has_unit_variance(dim, num_poses):
 def test_sharpness_is_taken_as_given():
     assert bound(sharpness=3).sharpness.tolist() == [3.0] * 3
     assert "sharpness=3" in repr(QuadraticEncoding(sharpness=3))
-
-
-# --------------------------------------------------------------------------------------------------------- in layers
 
 
 def test_a_head_finds_the_place_that_explains_the_data():
@@ -122,9 +113,6 @@ def test_gradients_of_the_offset_are_finite_at_the_centre():
     delta = encoding.centre.detach()[:1].clone().requires_grad_()
     encoding.offsets(delta).sum().backward()
     assert 0 < delta.grad.norm() < 100
-
-
-# --------------------------------------------------------------------------------------------------------- arguments
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])

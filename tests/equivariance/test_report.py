@@ -105,15 +105,19 @@ def test_the_error_is_that_of_the_definition(c4):
         assert row.relative == pytest.approx((difference.norm() / output.norm()).item(), abs=1e-14)
 
 
-def test_strides_are_found_with_the_sizes_at_which_they_are_exact(strided):
-    report = equivariance_report(strided, (1, 4, 8, 8))
-    assert report.inexact_layers == ("1 (R2Conv)",)
-    assert report.exact_sizes == {"1 (R2Conv)": ((7, 7), (9, 9))}
-    assert report.relative_error > 1e-2
-    assert "1 (R2Conv) loses exactness at input size 8×8" in str(report)
-    assert "exact at 7×7, 9×9" in str(report)
-    assert_equivariant(strided, (1, 4, 9, 9))
-    assert equivariance_report(strided, (1, 4, 9, 9)).exact_sizes == {}
+def test_strides_are_found_with_the_sizes_at_which_they_are_exact(c4, strided):
+    """By the name of the layer, or that of its class where the module is not sequential."""
+    for module, name in ((strided, "1 (R2Conv)"), (nn.R2Conv(c4, c4, 3, padding=1, stride=2), "R2Conv")):
+        report = equivariance_report(module, (1, 4, 8, 8))
+        assert report.inexact_layers == (name,)
+        assert report.exact_sizes == {name: ((7, 7), (9, 9))}
+        assert report.relative_error > 1e-2
+        assert f"{name} loses exactness at input size 8×8" in str(report)
+        assert "exact at 7×7, 9×9" in str(report)
+        assert equivariance_report(module, (1, 4, 8, 8), layers=False).layers == ()
+        assert_equivariant(module, (1, 4, 9, 9))
+        exact = equivariance_report(module, (1, 4, 9, 9))
+        assert (exact.inexact_layers, exact.exact_sizes) == ((), {})
 
 
 @pytest.mark.sampled(4)
@@ -137,18 +141,6 @@ def test_the_sizes_that_are_named_are_those_at_which_the_network_is_exact(stride
     assert all(equivariance_report(network, (1, 2, n, n), layers=False).relative_error < 1e-10 for n in near)
 
 
-def test_names_a_module_that_is_not_sequential_by_its_class(c4):
-    strided = nn.R2Conv(c4, c4, 3, padding=1, stride=2)
-    report = equivariance_report(strided, (1, 4, 8, 8))
-    assert report.inexact_layers == ("R2Conv",)
-    assert report.exact_sizes == {"R2Conv": ((7, 7), (9, 9))}
-    assert "R2Conv loses exactness at input size 8×8" in str(report)
-    assert "exact at 7×7, 9×9" in str(report)
-    exact = equivariance_report(strided, (1, 4, 9, 9))
-    assert (exact.layers, exact.exact_sizes) == ((), {})
-    assert equivariance_report(strided, (1, 4, 8, 8), layers=False).layers == ()
-
-
 def test_pooling_is_found(c4):
     pooling = nn.SequentialModule(nn.SequentialModule(SiLU(c4), nn.PointwiseMaxPool2D(c4, 2)), nn.ReLU(c4))
     assert_equivariant(pooling, (1, 4, 10, 10), 1e-12)
@@ -158,12 +150,6 @@ def test_pooling_is_found(c4):
     shapes = {row.layer: row.input_shape for row in report.rows}
     assert shapes["0.1 (PointwiseMaxPool2D)"] == (1, 4, 9, 9)
     assert shapes["1 (ReLU)"] == (1, 4, 4, 4)
-
-
-def test_layers_can_be_left_out(strided):
-    report = equivariance_report(strided, (1, 4, 8, 8), layers=False)
-    assert report.layers == ()
-    assert report.relative_error > 1e-2
 
 
 def test_grids_that_are_not_square(c4):
@@ -445,12 +431,8 @@ def test_the_report_names_what_is_inside():
     assert report.exact_sizes[pool] == ((7, 7), (9, 9))
     sequential = equivariance_report(nn.SequentialModule(nn.ReLU(FIELDS), Branches(antialiased())), (1, 4, 8, 8))
     assert sequential.inexact_layers == ("1 (Branches)", f"1.{pool}")
-
-
-def test_nothing_is_named_where_all_is_exact():
-    report = equivariance_report(Branches(antialiased()), (1, 4, 9, 9))
-    assert report.inexact_layers == report.layers == ()
-    assert not report.exact_sizes
+    exact = equivariance_report(Branches(antialiased()), (1, 4, 9, 9))
+    assert (exact.inexact_layers, exact.layers, exact.exact_sizes) == ((), (), {})
 
 
 def test_inputs_are_those_of_the_layers():

@@ -198,12 +198,6 @@ def test_coordinates_are_centred_and_follow_the_offsets(shape, window):
     torch.testing.assert_close(grid.offsets[rows] * 2, grid.coordinates - grid.coordinates[0])
 
 
-def test_disc_is_round():
-    assert len(Grid((9, 9), Window(3, "disc")).offsets) == 9
-    assert len(Grid((9, 9), Window(5, "disc")).offsets) == 21
-    assert len(Grid((9, 9, 9), Window(3, "disc")).offsets) == 19
-
-
 def test_a_frame_turns_offsets_and_coordinates():
     turn = torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)
     plain, turned = Grid((4, 5), Window(3)), Grid((4, 5), Window(3), frame=turn)

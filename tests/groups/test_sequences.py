@@ -50,24 +50,6 @@ def test_space_of_sequences(name):
     assert space != gspaces.no_base_space(space.fibergroup)
 
 
-def test_without_an_encoding_tokens_are_a_set():
-    fields = fields_over(sequence_space(group.dihedral_group(4)))
-    order = torch.randperm(7)
-    for encoding, is_set in (("none", True), ("fourier", False)):
-        layer = GroupSelfAttention(fields, fields, 1, None, encoding=encoding, head_fields=2).double()
-        x = torch.randn(1, fields.size, 7, dtype=torch.float64)
-        error = (layer(fields(x)).tensor[..., order] - layer(fields(x[..., order])).tensor).abs().max()
-        assert (error < 1e-13) == is_set
-
-
-def test_windows_reach_so_many_tokens():
-    fields = fields_over(sequence_space(group.cyclic_group(4)))
-    layer = GroupSelfAttention(fields, fields, 1, 5, head_fields=2)
-    x = torch.randn(1, fields.size, 9, requires_grad=True)
-    layer(fields(x)).tensor[..., 4].square().sum().backward()
-    assert x.grad.abs().sum((0, 1)).nonzero().flatten().tolist() == [2, 3, 4, 5, 6]
-
-
 @pytest.mark.parametrize("name", IMAGES)
 def test_images_over_time(name):
     make, shape = IMAGES[name]
