@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from escnn_attention.models import HamiltonianNetwork, LieTransformer, from_published
+from tests.models.published.mistakes import changing, check_names
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -333,17 +334,10 @@ def test_defaults_and_dynamics():
 
 def test_bad_state_dicts():
     tensors = network("T(2)", "mlp", "clouds")
-
-    def load(change, **options):
-        tensors_then = {n: t for n, t in (tensors | change).items() if t is not None}
-        return from_published(tensors_then, "lie_transformer", **{"group": "T(2)", **options})
-
-    for name in ("net.1.ema.output_linear.bias", "net.2.ln_mlp.weight", "net.4.5.weight", "net.0.module.weight"):
-        with pytest.raises(ValueError, match=rf"^{name}: missing"):
-            load({name: None})
-    for name in ("net.2.ema.kernel.feature_kernel.fc_q.weight", "net.1.mlp.LinNormAct_2.linear.module.bias"):
-        with pytest.raises(ValueError, match=rf"^{name}: .*of shape"):
-            load({name: torch.cat([tensors[name]] * 2)})
+    load = changing(tensors, "lie_transformer", group="T(2)")
+    missing = ("net.1.ema.output_linear.bias", "net.2.ln_mlp.weight", "net.4.5.weight", "net.0.module.weight")
+    longer = ("net.2.ema.kernel.feature_kernel.fc_q.weight", "net.1.mlp.LinNormAct_2.linear.module.bias")
+    check_names(load, tensors, missing, longer)
     with pytest.raises(ValueError, match=r"^net.4.9.weight: not a tensor"):
         load({"net.4.9.weight": torch.ones(2)})
     first = "net.1.ema.kernel.location_kernel.LinNormAct_1.linear.module.weight"

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from escnn_attention import assert_equivariant
 from escnn_attention.models import VisionTransformer, from_published
+from tests.models.published.mistakes import changing, check_names
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -251,20 +252,10 @@ def test_networks_give_the_published_outputs(options, invariant):
 
 def test_bad_state_dicts():
     tensors = state()
-
-    def load(change, **options):
-        return from_published(
-            {n: t for n, t in (tensors | change).items() if t is not None},
-            "octic_vit",
-            **{"num_heads": HEADS} | options,
-        )
-
-    for name in ("patch_embed.lift8.conv_B1.weight", "pos_embed.5", "blocks.0.attn.proj.lin_E.weight", "head.weight"):
-        with pytest.raises(ValueError, match=rf"^{name}: missing"):
-            load({name: None})
-    for name in ("blocks.0.norm1.scaling.beta", "blocks.1.mlp.fc2.weight", "norm.bias", "pos_embed.3"):
-        with pytest.raises(ValueError, match=rf"^{name}: .*of shape"):
-            load({name: torch.cat([tensors[name]] * 2)})
+    load = changing(tensors, "octic_vit", num_heads=HEADS)
+    missing = ("patch_embed.lift8.conv_B1.weight", "pos_embed.5", "blocks.0.attn.proj.lin_E.weight", "head.weight")
+    longer = ("blocks.0.norm1.scaling.beta", "blocks.1.mlp.fc2.weight", "norm.bias", "pos_embed.3")
+    check_names(load, tensors, missing, longer)
     with pytest.raises(ValueError, match=r"^register_tokens.0: got registers"):
         load({"register_tokens.0": torch.ones(1, 2, FIELDS)})
     with pytest.raises(ValueError, match=r"^mask_token.0: missing|^mask_token.1: missing"):

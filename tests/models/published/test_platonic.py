@@ -11,6 +11,7 @@ from escnn import gspaces
 from escnn_attention import tetraOnR3
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models import PlatonicTransformer, from_published
+from tests.models.published.mistakes import changing, check_names
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -211,18 +212,10 @@ def test_other_options():
 
 def test_bad_state_dicts():
     tensors = network(matrices("dihedral"), keys=True)
-
-    def load(change, **options):
-        return from_published({n: t for n, t in (tensors | change).items() if t is not None}, "platonic", **options)
-
-    for name in ("layers.1.linear2.bias", "layers.1.interaction.k_proj.kernel", "x_embedder.kernel"):
-        with pytest.raises(ValueError, match=rf"^{name}: missing"):
-            load({name: None})
-    with pytest.raises(ValueError, match=r"^layers.0.interaction.rope_emb.group_elements: missing"):
-        load({"layers.0.interaction.rope_emb.group_elements": None})
-    for name in ("layers.0.interaction.q_proj.kernel", "layers.0.norm2.weight", "scalar_readout.0.bias"):
-        with pytest.raises(ValueError, match=rf"^{name}: .*of shape"):
-            load({name: torch.cat([tensors[name]] * 2)})
+    load, layer = changing(tensors, "platonic"), "layers.0.interaction"
+    missing = ("layers.1.linear2.bias", "layers.1.interaction.k_proj.kernel", "x_embedder.kernel")
+    longer = (f"{layer}.q_proj.kernel", "layers.0.norm2.weight", "scalar_readout.0.bias")
+    check_names(load, tensors, (*missing, f"{layer}.rope_emb.group_elements"), longer)
     with pytest.raises(ValueError, match=r"^layers.1.gamma_1: not a tensor"):
         load({"layers.1.gamma_1": torch.ones(WIDTH)})
     with pytest.raises(ValueError, match=r"^attention: .*mean_aggregation=True"):
