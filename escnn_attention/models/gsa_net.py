@@ -175,8 +175,11 @@ class GSANet(EquivariantClassifier):
         lifting = LiftingSelfAttention(image, fields, **_half("head", fields), **layers, **shared)
         first = drop(image, input_dropout, "input_dropout").values()
         stages: dict[str, EquivariantModule] = {"lifting": SequentialModule(*first, lifting, *norm(fields))}
-        order = gspace.fibergroup.order()
-        of_attention = _attention(query, order, has_encoding, **layers, **(of_attention | shared))
+        of_attention |= layers | shared | {"query": query}
+        if query == "each":
+            encoding = {} if has_encoding else {"encoding": SeparableEncoding()}
+            heads = num_heads * gspace.fibergroup.order()
+            of_attention |= {"query": "own", "projection": "group", "num_heads": heads, **encoding}
 
         def attention(fields: FieldType, wider: FieldType) -> GroupSelfAttention:
             return GroupSelfAttention(fields, wider, **_half("head", wider), **of_attention)
@@ -287,12 +290,3 @@ def _blocks(block: Mapping[str, Any], number: int) -> tuple[Iterator[dict[str, A
     of_attention = [n for n in option_names(GroupSelfAttention) if n != "dropout"]
     rest = [{n: value for n, value in own.items() if n not in of_attention} for own in options]
     return iter(rest), {n: block[n] for n in of_attention if n in block}
-
-
-def _attention(query: QueryMode | Literal["each"], order: int, has_encoding: bool, **shared: Any) -> dict[str, Any]:
-    """The options of the attention of blocks, of those that all attention layers share."""
-    if query != "each":
-        return {**shared, "query": query}
-    encoding = {} if has_encoding else {"encoding": SeparableEncoding()}
-    own = {"query": "own", "projection": "group", "num_heads": shared["num_heads"] * order}
-    return shared | own | encoding
