@@ -19,7 +19,7 @@ from escnn_attention import (
     RotaryEncoding,
     SeparableEncoding,
 )
-from escnn_attention.encodings.base import coordinate_mlp, last_linear
+from escnn_attention.encodings.base import coordinate_mlp
 from tests import spaces
 from tests.encodings.cases import NAMES, POSITIONAL, cube, every_encoding, positional
 
@@ -316,13 +316,6 @@ def test_no_encoding_has_no_terms():
     assert encoding.offsets(torch.randn(7, 2)) is None
     assert encoding.poses() is None
     assert not list(encoding.parameters())
-
-
-def test_hidden_layers_between_coordinates_and_a_readout():
-    mlp = coordinate_mlp(2, 8, 3, 5, normalize_hidden=False)
-    assert [tuple(m.weight.shape) for m in mlp if isinstance(m, torch.nn.Linear)] == [(8, 2), (8, 8), (8, 8), (5, 8)]
-    assert last_linear(mlp) is mlp[-1]
-    assert mlp[-1].bias is None
 
 
 def test_normalised_hidden_units_have_unit_variance():

@@ -165,6 +165,9 @@ def test_options_reach_the_layers():
     dropouts = [m for m in network.modules() if isinstance(m, PointwiseDropout)]
     assert {m.p for m in dropouts} == {0.2}
     assert len(dropouts) == 5
+    stages = GroupCNN(P4, 1, 3, attention="full", image_dilation=2, attention_size=5, ratio=5).stages
+    first, second = (stages[f"convolution_{i}"].convolution for i in (1, 2))
+    assert (first.plain.geometry.attention_dilation, second.attention_size, second.ratio) == (2, 5, 5)
     poses = GroupCNN(P4, 1, 3, attention="poses", convolutions=(1, 0), last_kernel=3)
     assert len([m for m in poses.modules() if isinstance(m, PoseAttention)]) == 2
     assert [m.kernel_size for m in poses.modules() if isinstance(m, AttentiveConv)] == [3, 3]

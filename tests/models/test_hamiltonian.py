@@ -251,5 +251,3 @@ def test_there_is_no_file_of_forces():
     inputs = (torch.randn(3, 2), torch.randn(3, 2), torch.ones(3, 1))
     with pytest.raises(Exception, match=r"network\.potential\.export"):
         torch.export.export(network, inputs, {"num_frames": 2, "step": 0.1}, strict=False)
-    plain = network.potential.export()
-    assert torch.allclose(plain(inputs[2], inputs[0]), network.potential(inputs[2], inputs[0]), atol=1e-5)
