@@ -135,6 +135,7 @@ def test_a_grid_sees_windows_of_a_finer_one():
 
 @pytest.mark.parametrize("name", MEMORIES)
 def test_masked_memory_reaches_nothing(name):
+    """Also in what the network exports."""
     network, x, others = decoder(name)
     memory = others["memory"]
     mask = torch.zeros(len(memory.tensor), *memory.shape[2:], dtype=torch.bool)
@@ -142,6 +143,9 @@ def test_masked_memory_reaches_nothing(name):
     mask[..., -1:] = True
     y = network(x, **others, memory_key_padding_mask=mask).tensor
     assert (y - network(x, **others).tensor).abs().max() > 1e-6
+    at = {"memory_coords": memory.coords, "memory_batch": others.get("memory_batch")}
+    exported = network.export()(x.tensor, memory.tensor, others["condition"], memory_key_padding_mask=mask, **at)
+    torch.testing.assert_close(exported, y)
     hidden = memory.tensor.masked_fill(mask.unsqueeze(1), torch.nan).requires_grad_()
     changed = {**others, "memory": GeometricTensor(hidden, memory.type, memory.coords)}
     found = network(x, **changed, memory_key_padding_mask=mask).tensor
