@@ -311,13 +311,6 @@ def test_an_encoding_defines_a_function_of_the_offset():
         Silent().bind(2, 2, 4, 1)
 
 
-def test_no_encoding_has_no_terms():
-    encoding = NoEncoding().bind(2, 3, 5, 4)
-    assert encoding.offsets(torch.randn(7, 2)) is None
-    assert encoding.poses() is None
-    assert not list(encoding.parameters())
-
-
 def test_normalised_hidden_units_have_unit_variance():
     normed, plain = (coordinate_mlp(2, 8, 1, 5, normalize_hidden=n) for n in (True, False))
     x = torch.randn(20, 2)
@@ -395,17 +388,6 @@ def test_a_network_of_ones_own_offers_features():
     encoding, delta = Other().bind(2, 2, 4, 1).double(), torch.randn(7, 2, dtype=torch.float64)
     features, readout = encoding.features(delta.T.unsqueeze(0))
     torch.testing.assert_close((readout @ features).mT, encoding.offsets(delta))
-
-
-def test_normalised_features_at_points():
-    """The norm is over the features, also where these lie before the points."""
-    hidden = spaces.regular(gspaces.rot2dOnR2(4), 4)
-    layer = PointSelfAttention(hidden, hidden, encoding=MLPEncoding(5, 2, normalize_hidden=True)).double()
-    x, coords = torch.randn(9, 16, dtype=torch.float64), torch.randn(9, 2, dtype=torch.float64)
-    y = layer(hidden(x, coords)).tensor
-    # Without features the layer takes the function of the offset itself.
-    layer.plain.encoding.features = lambda columns: None
-    torch.testing.assert_close(layer(hidden(x, coords)).tensor, y)
 
 
 def test_absolute_is_told_from_relative():

@@ -3,11 +3,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from escnn import gspaces
 
-from escnn_attention import GroupSelfAttention
 from escnn_attention.encodings.quadratic import QuadraticEncoding
-from tests import spaces
 from tests.encodings.cases import cube
 
 
@@ -76,36 +73,6 @@ def test_the_positional_score_of_a_unit_query_has_unit_variance(dim, num_poses):
 def test_sharpness_is_taken_as_given():
     assert bound(sharpness=3).sharpness.tolist() == [3.0] * 3
     assert "sharpness=3" in repr(QuadraticEncoding(sharpness=3))
-
-
-def test_a_head_finds_the_place_that_explains_the_data():
-    """Trained to give the value that stands one step to the left and one up, the centre goes there."""
-    image = spaces.scalars(gspaces.trivialOnR2(), 1)
-    encoding = QuadraticEncoding(sharpness=4.0)
-    layer = GroupSelfAttention(image, image, 1, 5, head_fields=3, encoding=encoding)
-    plain = layer.plain
-    with torch.no_grad():
-        for parameter in (*plain.project_in.parameters(), *plain.project_out.parameters()):
-            parameter.zero_()
-        plain.project_in.bias[0] = 1.0  # a constant query
-        plain.project_in.weight[3] = 1.0  # the value is the image
-        plain.project_out.weight[0] = 1.0
-        plain.encoding.centre.zero_()
-    x = torch.randn(8, 1, 9, 9)
-    wanted = x.roll((1, 1), dims=(2, 3))[..., 2:-2, 2:-2]
-    optimiser = torch.optim.Adam(plain.encoding.parameters(), lr=0.2)
-
-    def loss():
-        return (layer(image(x)).tensor[..., 2:-2, 2:-2] - wanted).square().mean()
-
-    before = loss().item()
-    for _ in range(80):
-        optimiser.zero_grad()
-        loss().backward()
-        optimiser.step()
-    assert loss().item() < 0.1 * before
-    # x grows to the right and y upwards, and two steps are 1.
-    assert (plain.encoding.centre.detach() - torch.tensor([[-0.5, 0.5]])).abs().max() < 0.2
 
 
 def test_gradients_of_the_offset_are_finite_at_the_centre():

@@ -98,17 +98,6 @@ def test_a_broken_kernel_is_found_out(make, stage, kind, size):
     assert equivariance_report(network.as_fields(), (1, 1, size, size), layers=False).relative_error > 1e-5
 
 
-def test_the_report_names_a_stride_that_does_not_fit():
-    """At every size the network has the exact alternative, where a strided convolution is named."""
-    network = settled(GroupCNN(P4, 1, 3, **SMALL), 2, 1, 12, 12)
-    fields = network.stages["pool"].in_type
-    network.stages["pool"] = AttentiveConv(fields, fields, 3, channel=False, spatial=False, stride=2)
-    report = equivariance_report(sequence(network), (1, 1, 12, 12))
-    assert report.inexact_layers == ("pool (AttentiveConv)",)
-    assert report.exact_sizes == {"pool (AttentiveConv)": ((9, 9), (11, 11))}
-    assert equivariance_report(sequence(network), (1, 1, 13, 13)).relative_error < EXACT
-
-
 def test_layers_are_as_published():
     network = GroupCNN.rotmnist(P4, attention="features")
     stages = network.stages
