@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -51,12 +52,14 @@ def run_experiment(arguments: Sequence[str]) -> ExperimentCLI:
         UserError: an option or a configuration that cannot be parsed, the folder holds another experiment, a checkpoint
             is missing, or the data cannot be had.
     """
-    options = configuration.with_recipe(arguments)
+    command, options = next(iter(arguments), ""), list(arguments)
+    if command == "fit" and (name := configuration.known_options(options).recipe) is not None:
+        options[1:1] = ["--config", json.dumps(configuration.recipe(name))]
     arguments = configuration.with_configuration(options, checkpoints.CONFIGURATION)
     foreign = options if arguments != options and "--trust" not in options else None
     with quiet_lightning(), as_user_error():
         return ExperimentCLI(
-            next(iter(arguments), ""),
+            command,
             foreign,
             model_class=TASKS.get(configuration.find_task(arguments), Classifier),
             datamodule_class=pl.LightningDataModule,

@@ -59,13 +59,6 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return {**base, **changes, **inner}
 
 
-def with_recipe(arguments: Sequence[str]) -> list[str]:
-    """The options of a command, with the configuration of the recipe that ``--recipe`` names."""
-    command, *options = arguments or [""]
-    name = known_options(options).recipe if command == "fit" else None
-    return list(arguments) if name is None else [command, "--config", json.dumps(recipe(name)), *options]
-
-
 def known_options(arguments: Sequence[str]) -> argparse.Namespace:
     """The values of a few options, which have to be known before all are parsed."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
