@@ -112,6 +112,17 @@ def bases_in_single_precision() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def compiler() -> list[str]:
+    """The C++ compiler of this machine."""
+    from escnn_attention.functional.native import build
+
+    try:
+        return build.find_compiler()
+    except build.NotBuilt as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
 def quick_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder where escnn finds no torch_geometric, which takes longer to import than all else."""
     folder = tmp_path_factory.mktemp("path")

@@ -2,18 +2,9 @@
 
 import pytest
 
-from escnn_attention.functional.native import build
 from tests.functional.native.drivers import sanitize
 
 MODES = 41  # of so many modes one; prime, so that every option is met both ways
-
-
-@pytest.fixture
-def compiler():
-    try:
-        return build.find_compiler()
-    except build.NotBuilt as reason:
-        pytest.skip(str(reason))
 
 
 def built(*arguments):

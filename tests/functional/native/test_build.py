@@ -36,14 +36,6 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def compiler():
-    try:
-        return compiled.find_compiler()
-    except compiled.NotBuilt as reason:
-        pytest.skip(str(reason))
-
-
 def test_builds_once_and_again_where_the_source_or_a_macro_is_another(source, cache, compiler, monkeypatch):
     assert compiled.library(source, "NUMBER=7").number() == 7
     assert compiled.library(source, "NUMBER=8").number() == 8

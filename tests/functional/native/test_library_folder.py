@@ -13,19 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from escnn_attention.functional.native import build as compiled
 from escnn_attention.functional.native.library_folder import LibraryFolder
 
 
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory) -> dict[int, Path]:
+def libraries(compiler, tmp_path_factory) -> dict[int, Path]:
     """Libraries with a number each."""
-    folder = tmp_path_factory.mktemp("libraries")
-    try:
-        compiler = compiled.find_compiler()
-    except compiled.NotBuilt as reason:
-        pytest.skip(str(reason))
-    found = {}
+    folder, found = tmp_path_factory.mktemp("libraries"), {}
     for number in (7, 666):
         source = folder / "number.cpp"
         source.write_text(f'extern "C" int number() {{ return {number}; }}\n')

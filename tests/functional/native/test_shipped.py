@@ -20,12 +20,8 @@ CMAKE = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def make(tmp_path, monkeypatch):
+def make(compiler, tmp_path, monkeypatch):
     """Puts libraries where those of a wheel are; each says which it is."""
-    try:
-        compiler = compiled.find_compiler()
-    except compiled.NotBuilt as reason:
-        pytest.skip(str(reason))
     monkeypatch.setattr(shipped, "FOLDER", tmp_path)
 
     def make(*capabilities, source='extern "C" int which() { return WHICH; }'):
@@ -116,13 +112,9 @@ def test_wheels_have_all_loops_compiled_as_on_first_use():
     assert set(re.findall(r"set\(INSTRUCTIONS_(\w+)", CMAKE)) == set(shipped.CAPABILITIES)
 
 
-def test_what_wheels_are_checked_by_runs_here(monkeypatch):
+def test_what_wheels_are_checked_by_runs_here(compiler, monkeypatch):
     """But for its first assertion, as a checkout compiles its loops where they are needed."""
     driver = runpy.run_path(str(Path(__file__).parent / "drivers" / "wheel.py"))["CHECK"]
     came, rest = re.split(r"^assert shipped.*\n", driver, maxsplit=1, flags=re.M)
-    try:
-        compiled.find_compiler()
-    except compiled.NotBuilt as reason:
-        pytest.skip(str(reason))
     monkeypatch.setattr(sys, "argv", ["check", torch.backends.cpu.get_cpu_capability()])
     exec(came + rest, {})
