@@ -308,7 +308,7 @@ class Scheduled(pl.LightningModule):
         if self.schedule == "constant" and not self.warm_up:
             return optimiser
         if self.schedule == "plateau":
-            if not self.told_by_data("validates", True):
+            if not (self.told_by_data("validates", True) and self.trainer.limit_val_batches):
                 raise ValueError("schedule: got 'plateau', which needs a part of the data that validates")
             plateau = ReduceLROnPlateau(optimiser, self.mode, factor=self.gamma, patience=self.patience, threshold=0.0)
             # Lightning would step after it has written the checkpoint of the epoch, which would then lack the step, and
