@@ -206,7 +206,8 @@ def grouped_linears(
         x, weight = of_one_precision(x, weight)
         bias = None if bias is None else bias.to(weight.dtype)
         return _one_product(x, gather_columns(weight, columns), bias, parts, copied)
-    side_by_side = False if copied else side_by_side
+    if copied:
+        return [_positions_last(t) for t in grouped_linears(parts, x, weight, bias, columns, False)]
     outputs = math.prod(weight.shape[:-1]) if columns is None else weight.shape[0] * len(columns.seen)
     one_group = columns is not None and columns.groups == parts  # A single group would have its poses inside.
     if (

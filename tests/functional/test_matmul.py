@@ -278,13 +278,17 @@ def test_positions_side_by_side(groups, images, held, monkeypatch):
         assert copies.number or images == 1
 
 
-@pytest.mark.parametrize("positions", [2, 15, 16])
-def test_images_of_few_positions_are_rows(positions):
-    """A product for each image would have too few columns."""
+@pytest.mark.parametrize("positions", [2, 15, 16, 63, 64])
+@pytest.mark.parametrize("few", [False, True])
+def test_images_of_few_positions_are_rows(positions, few, monkeypatch):
+    """A product for each image would have too few columns, or few numbers."""
+    monkeypatch.setattr("escnn_attention.functional.matmul.SMALL", 2**20 if few else 0)
     x, weight = drawn(3, 5, positions).movedim(1, -1), drawn(1, 4, 5)
-    for made in (grouped_linear(x, weight)[0], grouped_linear_transpose(x[None], weight.mT)):
-        assert (made.stride(1) == 1) == (positions >= 16)
-        torch.testing.assert_close(made, x @ weight[0].T)
+    forth, back = grouped_linear(x, weight)[0], grouped_linear_transpose(x[None], weight.mT)
+    assert (forth.stride(1) == 1) == (positions >= 16)
+    assert (back.stride(1) == 1) == (positions >= (64 if few else 16))
+    torch.testing.assert_close(forth, x @ weight[0].T)
+    torch.testing.assert_close(back, forth)
 
 
 @GROUPS
