@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from escnn_attention.exporting.mode import exporting, packaging
@@ -85,9 +86,46 @@ def recompute(
     """
     if torch._C._are_functorch_transforms_active():  # which know no such thing
         return function(*arguments)
-    options: dict[str, Any] = {"context_fn": partial(create_selective_checkpoint_contexts, [*keep])} if keep else {}
+    # Compilers know PyTorch's own contexts, in which a graph can be gone through backward once.
+    contexts = create_selective_checkpoint_contexts if torch.compiler.is_compiling() else _keeping
+    options: dict[str, Any] = {"context_fn": partial(contexts, [*keep])} if keep else {}
     out: Tensor = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=draws, **options)
     return out
+
+
+def _keeping(operators: Sequence[Any]) -> tuple[_Kept, _Kept]:
+    found: list[Any] = []
+    return _Kept(operators, found, again=False), _Kept(operators, found, again=True)
+
+
+class _Kept(TorchDispatchMode):
+    """Keeps the outputs of some operators; ``again`` gives them in place of computing them, as often as it is entered.
+
+    Args:
+        operators: whose outputs.
+        found: the outputs, in the order of the calls.
+        again: whether they are there.
+    """
+
+    def __init__(self, operators: Sequence[Any], found: list[Any], *, again: bool):
+        super().__init__()
+        self._operators, self._found, self._again = operators, found, again
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __enter__(self) -> Any:
+        self._left = iter(self._found)
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function not in self._operators:
+            return function(*args, **(kwargs or {}))
+        out = next(self._left) if self._again else function(*args, **(kwargs or {}))
+        if not self._again:
+            self._found.append(tree_map_only(Tensor, Tensor.detach, out))
+        return tree_map_only(Tensor, Tensor.detach, out) if self._again else out
 
 
 @dataclass(frozen=True)
