@@ -112,6 +112,12 @@ class CrossAttentionBranch(Parts):
         return branch if self.gate is None else self.gate(branch, *given)
 
 
+def shown_condition(condition: Tensor | None, hidden: Tensor) -> Tensor | None:
+    """A condition, of each position with zeros where ``(B, 1, *space)`` hides it: what it holds reaches no gradient."""
+    of_positions = condition is not None and condition.dim() == hidden.dim()
+    return condition.masked_fill(hidden, 0.0) if condition is not None and of_positions else condition
+
+
 class TransformerBlock(Parts):
     """A transformer block: ``y = crop(shortcut(x) + after(attention(before(x))))``, then ``y + feed_forward(y)``.
 
@@ -131,7 +137,7 @@ class TransformerBlock(Parts):
         """
         hidden = None if mask is None else ~mask.unsqueeze(1)
         if hidden is not None:
-            x = x.masked_fill(hidden, 0.0)
+            x, condition = x.masked_fill(hidden, 0.0), shown_condition(condition, hidden)
         given = () if condition is None else (condition,)
         branch = self.after(self.attention(self.before(x, *given), *(() if mask is None else (mask,))))
         if self.attention_gate is not None:

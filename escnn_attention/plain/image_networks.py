@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from escnn_attention.plain.blocks import Parts
+from escnn_attention.plain.blocks import Parts, shown_condition
 from escnn_attention.plain.buffers import ExactBuffers
 
 
@@ -180,8 +180,11 @@ class FieldTransformer(Parts):
         self, x: Tensor, condition: Tensor | None = None, mask: Tensor | None = None, *memory: Tensor | None
     ) -> Tensor:
         """The output for an encoded memory, with its mask, coordinates and batch."""
+        if mask is not None:
+            hidden = ~mask.unsqueeze(1)
+            x, condition = x.masked_fill(hidden, 0.0), shown_condition(condition, hidden)
         given = () if condition is None else (condition,)
-        y = self.embedding(x if mask is None else x.masked_fill(~mask.unsqueeze(1), 0.0))
+        y = self.embedding(x)
         for block in self.blocks:
             y = block(y, mask, condition, *memory)
         y = self.readout(self.norm(y, *given))

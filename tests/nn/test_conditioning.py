@@ -17,7 +17,7 @@ from escnn_attention import (
     TimestepEmbedding,
     TransformerBlock,
 )
-from escnn_attention.models import HybridNet, PointTransformer
+from escnn_attention.models import FieldTransformer, HybridNet, PointTransformer
 from tests import spaces
 from tests.layers import drawn, redrawn
 from tests.packages import in_onnx
@@ -311,6 +311,25 @@ def test_masks_of_a_block():
     over_positions = block_on(fields, norm_scope="sample").double()
     with pytest.raises(ValueError, match=r"mask: .*over positions"):
         over_positions(x, mask, condition)
+
+
+@pytest.mark.parametrize("network", [False, True])
+def test_conditions_of_hidden_positions_reach_no_gradient(network):
+    if network:
+        layer = FieldTransformer(FIELDS, FIELDS, fields=2, num_heads=1, num_decoder_layers=1, condition=N)
+    else:
+        layer = block_on(FIELDS, kernel_size=3)
+    layer, x, mask = drawn(layer), spaces.random_field(FIELDS, 3, 3), torch.rand(2, 3, 3) < 0.6
+    mask[:, 0, 0] = True
+    condition = torch.randn(2, N, 3, 3).double()
+    found = []
+    for value in (0.0, torch.nan):
+        layer.zero_grad()
+        given = condition.masked_fill(~mask.unsqueeze(1), value).requires_grad_()
+        y = layer(x, mask=mask, condition=given).tensor
+        y.square().sum().backward()
+        found.append([y, given.grad, *(p.grad for p in layer.parameters())])
+    torch.testing.assert_close(*found)
 
 
 def test_crops_of_a_block():
