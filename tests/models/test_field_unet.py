@@ -9,7 +9,6 @@ from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention import equivariance_report
 from escnn_attention.models import FieldUNet
-from escnn_attention.plain.image_networks import Upsample
 
 SPACES = {
     "C4": lambda: gspaces.rot2dOnR2(4),
@@ -50,13 +49,6 @@ def test_by_default_attention_stands_in_place_of_convolutions():
     assert type(attention.encoding).__name__ == "RotaryEncoding"
     torus = FieldUNet(space, 1, 1, widths=(1, 1), attention=(0, 1), kernel_size=None, padding_mode="circular")
     assert type(torus.encoder[1][0].attention.plain.encoding).__name__ == "MLPEncoding"
-
-
-def test_an_interpolation_from_one_corner_is_not_equivariant(monkeypatch):
-    network = network_on(gspaces.rot2dOnR2(4), convolutions=0, attention=(1, 1))
-    plain = Upsample.forward
-    monkeypatch.setattr(Upsample, "forward", lambda self, x, like: plain(self, x, like).roll(1, 2))
-    assert error_of(network, 8) > 1e-3
 
 
 def test_the_layers_are_joined_as_documented():

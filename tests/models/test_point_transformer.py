@@ -371,16 +371,6 @@ def test_continuous_groups(out, scalar):
     assert network.pool == "mean"
 
 
-def test_a_tensor_of_another_group_is_found_out():
-    space = gspaces.rot2dOnR2(4)
-    network = PointTransformer(space, 3, "symmetric tensor", **SMALL).double()
-    x, coords = cloud(network.in_type)
-    y = network(x, coords)
-    assert torch.equal(y, y.mT)
-    flip = torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64))
-    assert (network(x, coords @ flip) - flip @ y @ flip).norm() > 1e-6 * y.norm()
-
-
 def test_bad_arguments():
     space = gspaces.rot2dOnR2(4)
     for error, message, arguments in (
