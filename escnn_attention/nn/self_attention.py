@@ -277,7 +277,8 @@ class GroupSelfAttention(MaskedModule):
         poses: the id of a subgroup K of a finite fiber group, as of ``gspace.quotient_repr``: queries, keys and values
             are functions on the cosets H/K, so that there are :math:`|K|` times fewer poses. The encoding is its mean
             :math:`\frac1{|K|}\sum_k \rho(k^{-1}\delta)`, with a table over the double cosets :math:`K h^{-1}\hat h K`;
-            a rotary one has frequencies along the directions that K keeps. None for all elements.
+            a rotary one has frequencies along the directions that K keeps. A field in which K keeps no vector is not
+            read, and is zero in the output. None for all elements.
         backend: ``"auto"`` or a name from ``escnn_attention.functional.ON_GRIDS``.
         samples: for a continuous fiber group, its :class:`Samples` or their number, for example 8 in the plane and 24
             in space; None for a finite one.
