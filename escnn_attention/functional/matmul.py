@@ -343,7 +343,7 @@ def _one_product(
     outputs = y.shape[1] // len(weight)
     if side_by_side:
         last, space = len(shape) - 2, x.dim() - 2
-        made = y.view(len(x), -1, parts, groups * outputs).permute(2, 0, 3, 1).contiguous()
+        made = y.view(len(x), math.prod(x.shape[1:-1]), parts, groups * outputs).permute(2, 0, 3, 1).contiguous()
         made = made.view(parts, len(x), groups, *shape[1:-1], *x.shape[1:-1])
         axes = (1, 0, *range(2 + last, 2 + last + space), *range(2, 2 + last))
         return [part.permute(axes) for part in made.unbind()]  # so gradients are put together as they lie

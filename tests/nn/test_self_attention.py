@@ -327,6 +327,13 @@ class TestNegativeControls:
 
 
 class TestModule:
+    @pytest.mark.parametrize("size", [3, None])
+    def test_no_images(self, size):
+        layer = attention_for(PLANE["C4"](), size=size)
+        x = random_field(layer.in_type, 3, 3, batch=0)
+        assert layer(x).shape == (0, layer.out_type.size, 3, 3)
+        assert layer.export()(x.tensor).shape == (0, layer.out_type.size, 3, 3)
+
     def test_head_fields(self):
         space = PLANE["D4"]()
         fields = regular(space, 6)
