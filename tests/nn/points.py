@@ -83,6 +83,7 @@ def written_out(
     order, heads = group.order, layer.num_heads
     q, k, v = (t.squeeze(1) for t in core.to_heads(x.tensor.unsqueeze(0)))  # M, N, P, C
     channels, poses = q.shape[-1], k.shape[2]
+    alike = order // q.shape[2] if core.query == "all" else 1  # queries of scalars
     actions = [torch.as_tensor(group.action[group.inverse[h]]) for h in range(order)]
     points = x.coords / core.length_scale
     out = q.new_zeros(heads, len(points), order, channels)
@@ -121,7 +122,7 @@ def written_out(
                         continue
                     s, mu = torch.stack(scores), torch.stack(mass)
                     alpha = (s + mu.log()).softmax(0) if core.normalization == "softmax" else s * mu / mu.sum()
-                    out[m, i, h] += alpha @ torch.stack(values)
+                    out[m, i, h] += alike * alpha @ torch.stack(values)
     return core.project_out(out.unsqueeze(1)).squeeze(0)
 
 
