@@ -87,7 +87,8 @@ class Case:
             found = []
             for of_type, shape in ((module.in_type, self.shape), (getattr(module, "key_type", None), self.keys)):
                 found += [drawn(shape[0], of_type.size, *shape[1:])] if shape else []
-                found += [drawn(*shape, of_type.gspace.dimensionality)] if len(shape) == 1 else []
+                d = of_type.gspace.dimensionality if len(shape) == 1 else 0
+                found += [drawn(*shape, d)] if d else []
         return [t.to(device, dtype) for t in found]
 
     def output(self, module: nn.Module, *inputs: Tensor, run: nn.Module | None = None) -> Tensor:

@@ -1,7 +1,5 @@
 """Norms and gates whose numbers depend on a condition."""
 
-import math
-
 import pytest
 import torch
 from escnn import group, gspaces
@@ -222,16 +220,10 @@ def test_images_have_no_numbers_of_clouds():
             layer(x, *arguments, torch.tensor([0, 1]))
 
 
-def test_half_precision():
-    norm, x, condition = ConditionedFieldNorm(FIELDS, N), FIELDS(torch.randn(2, 8, 3, 3)), torch.randn(2, N)
-    with torch.no_grad():
-        norm.plain.modulation.linear.weight.normal_()
-    y = norm(x, condition).tensor
-    half = norm.bfloat16()(FIELDS(x.tensor.bfloat16()), condition.bfloat16()).tensor
-    assert half.dtype == torch.bfloat16
-    assert (half.float() - y).abs().max() < 0.2
+def test_autocast_mixes_precisions():
     with torch.autocast("cpu", torch.bfloat16):
-        assert math.isfinite(float(norm.float()(x, condition.bfloat16()).tensor.detach().sum()))
+        y = ConditionedFieldNorm(FIELDS, N)(FIELDS(torch.randn(2, 8, 3, 3)), torch.randn(2, N).bfloat16())
+    assert y.tensor.isfinite().all()
 
 
 def test_repr():
@@ -296,21 +288,6 @@ def test_times():
         TimestepEmbedding(6, scale=0)
     with pytest.raises(ValueError, match="times: got shape"):
         embedding(t[:, None])
-
-
-def test_masks_of_a_block():
-    fields = FieldType(C4, [C4.regular_repr, C4.irrep(1)])
-    block, x = drawn(block_on(fields, kernel_size=3)), spaces.random_field(fields, 5, 5)
-    condition, mask = torch.randn(2, N).double(), torch.zeros(2, 5, 5, dtype=torch.bool)
-    mask[0, :3, :4] = mask[1, :, 1:] = True
-    y = block(x, mask, condition).tensor
-    assert not y.movedim(1, -1)[~mask].any()
-    alone = block(fields(x.tensor[:1, :, :3, :4]), condition=condition[:1]).tensor
-    torch.testing.assert_close(y[:1, :, :3, :4], alone)
-    torch.testing.assert_close(block.export()(x.tensor, mask, condition), y)
-    over_positions = block_on(fields, norm_scope="sample").double()
-    with pytest.raises(ValueError, match=r"mask: .*over positions"):
-        over_positions(x, mask, condition)
 
 
 @pytest.mark.parametrize("network", [False, True])

@@ -14,7 +14,6 @@ from escnn_attention import (
     ConvolutionalEncoding,
     GroupCrossAttention,
     GroupSelfAttention,
-    PointSelfAttention,
     RotaryEncoding,
     Samples,
     assert_equivariant,
@@ -762,14 +761,6 @@ def test_queries_without_near_keys_see_nothing(backend, graph, far):
     assert all(g is None or g.isfinite().all() for g in found)
 
 
-def test_points_of_one_set_are_point_self_attention():
-    fields = mixed(D4)
-    own = drawn(PointSelfAttention(fields, fields, 2, head_fields=4))
-    layer = with_weights_of(own, fields, fields, fields)
-    x = cloud(fields, 6)
-    torch.testing.assert_close(layer(x, x).tensor, own(x).tensor)
-
-
 @pytest.mark.parametrize("encoding", ["mlp", "rotary", "absolute", "none"])
 def test_clouds_of_points_are_apart(encoding):
     """A batch of clouds of any sizes and places, in any order, with hidden keys, is cloud by cloud."""
@@ -932,20 +923,3 @@ def test_points_that_do_not_fit():
     ):
         with pytest.raises(error, match=message):
             call()
-
-
-@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute"])
-@pytest.mark.parametrize("on_grid", ["queries", "keys", "neither"])
-def test_points_and_grids_in_half_precision(on_grid, encoding):
-    fields = regular(C4, 2)
-    layer = drawn(GroupCrossAttention(fields, fields, fields, encoding=encoding))
-    points, others = cloud(fields, 6), cloud(fields, 5)
-    grid = random_field(fields, 3, 4, batch=1)
-    inputs = {"queries": (grid, points), "keys": (points, grid), "neither": (points, others)}[on_grid]
-    expected = layer(*inputs).tensor
-    half = [
-        GeometricTensor(x.tensor.bfloat16(), x.type, None if x.coords is None else x.coords.bfloat16()) for x in inputs
-    ]
-    found = layer.bfloat16()(*half).tensor
-    assert found.dtype == torch.bfloat16
-    assert (found - expected).norm() <= 0.1 * expected.norm()

@@ -47,15 +47,6 @@ def test_maps_are_what_it_reads_by_and_turn_with_the_input():
     assert not torch.allclose(turned, straight.tensor)
 
 
-def test_what_is_hidden_reaches_nothing():
-    pool, x = drawn(MIXED), spaces.random_field(MIXED, 3, 4)
-    mask = torch.ones(2, 3, 4, dtype=torch.bool)
-    mask[:, :, 2:] = False
-    alone = pool(MIXED(x.tensor[..., :2].contiguous())).tensor
-    x.tensor[..., 2:] = torch.nan
-    torch.testing.assert_close(pool(x, mask).tensor, alone)
-
-
 @pytest.mark.parametrize("last", [lambda f: AttentionPool(f, 5), PowerSpectrum])
 def test_classifiers_may_end_in_scalars(last):
     network = EquivariantClassifier({"features": nn.IdentityModule(MIXED), "last": last(MIXED)}, 4).double()
@@ -143,19 +134,6 @@ def test_clouds_of_a_batch_are_read_by_the_formula(measured):
     torch.testing.assert_close(
         *(torch.autograd.grad(t.sin().sum(), variables) for t in (y, expected)), rtol=1e-11, atol=1e-12
     )
-
-
-def test_what_is_hidden_in_a_cloud_reaches_nothing_and_large_scores_do_not_overflow():
-    pool, x = drawn(MIXED, PointAttentionPool), cloud(MIXED, 6)
-    mask, batch = torch.tensor([True, False, True, True, False, True]), torch.tensor([0, 0, 0, 1, 1, 1])
-    y = pool(x[mask.nonzero().flatten()], batch[mask])
-    for hidden in (torch.nan, torch.inf):
-        x.tensor[~mask], x.coords[~mask] = hidden, hidden
-        measure = torch.where(mask, 1.0, torch.nan).double()
-        torch.testing.assert_close(pool(x, batch, mask=mask, measure=measure), y, rtol=1e-13, atol=1e-13)
-    x = cloud(MIXED, 6)
-    x.tensor.mul_(1e5)
-    assert pool(x, batch).isfinite().all()
 
 
 def test_bad_arguments_of_clouds():

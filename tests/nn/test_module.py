@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,8 +24,8 @@ from escnn_attention import (
 )
 from escnn_attention.nn.module import GridModule, PlainModule
 from tests import spaces
-from tests.layers import CASES, Case
-from tests.nn.points import cloud, mixed
+from tests.layers import CASES, EDGES, MASK, TABLES, Case
+from tests.nn.points import cloud
 
 C4 = spaces.regular(gspaces.rot2dOnR2(4), 4)
 POINT = spaces.regular(spaces.POINT["D4 on a point"](), 2)
@@ -90,21 +91,28 @@ def test_scattered_points_are_refused_where_positions_see_each_other(module):
         module(points)
 
 
-@pytest.mark.sampled(6)
-def test_half_precision(module, x):
-    expected = module.eval()(x).tensor
-    y = module.bfloat16()(x.to(torch.bfloat16)).tensor
-    assert y.dtype == torch.bfloat16
-    assert (y - expected).norm() < 0.1 * expected.norm()
+LAYERS = MODULES | {name: case for name, case in CASES.items() if name.split(",")[0] in ea.__all__ and not case.unit}
+
+
+@pytest.mark.parametrize("how", ["single", "half", "autocast"])
+@pytest.mark.parametrize("name", [name for name, case in LAYERS.items() if not case.training])
+def test_lower_precision(name, how):
+    case = LAYERS[name]
+    module = case.drawn()
+    inputs = [x.mul(0.9).bfloat16().double() for x in case.inputs(module)]  # with no point at the edge of a window
+    expected = case.output(module, *inputs)
+    module.to(torch.bfloat16 if how == "half" else torch.float32)
+    for dtype in {"single": [torch.float32], "half": [torch.bfloat16]}.get(how, [torch.float32, torch.bfloat16]):
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+            y = case.output(module, *(x.to(dtype) for x in inputs))
+        assert how == "autocast" or y.dtype == dtype
+        assert (y.double() - expected).norm() < (1e-6 if how == "single" else 2e-2) * expected.norm()
+        if y.requires_grad:
+            y.float().square().sum().backward()
+            assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
     # Nothing of the exactness is lost on the way back but what the parameters lost.
-    assert not module.space.fibergroup.order() > 0 or spaces.grid_error(module.double(), x.to(torch.float64)) < 1e-12
-
-
-def test_autocast(module, x):
-    expected = module.eval()(x).tensor
-    with torch.autocast("cpu", torch.bfloat16):
-        y = module(x).tensor
-    assert (y - expected).norm() < 0.1 * expected.norm()
+    if how == "half" and name in MODULES and module.space.fibergroup.order() > 0:
+        assert spaces.grid_error(module.double(), module.in_type(inputs[0])) < 1e-12
 
 
 @pytest.fixture(scope="module")
@@ -232,24 +240,57 @@ def test_points_that_have_nothing_to_attend_to():
         layer(GeometricTensor(x.tensor[:0], in_type, x.coords[:0]))
 
 
-def test_masked_points_are_not_there():
-    torch.manual_seed(10)
-    in_type = mixed(C4.gspace)
-    batch = torch.tensor([0, 0, 0, 1, 1, 1])
-    mask = torch.tensor([True, False, True, True, True, False])
-    for rule in ({}, {"radius": 1.5}, {"num_neighbours": 2}):
-        layer = PointSelfAttention(in_type, in_type, head_fields=2, **rule).double()
-        x = cloud(in_type, 6)
-        x.tensor[~mask] = torch.nan
-        x.coords[1] = torch.nan
-        y = layer(x, batch=batch, mask=mask).tensor
-        alone = GeometricTensor(x.tensor[mask], in_type, x.coords[mask])
-        torch.testing.assert_close(y[mask], layer(alone, batch=batch[mask]).tensor, rtol=1e-10, atol=1e-11)
-        assert not y[~mask].any()
-    everyone = torch.combinations(torch.arange(6), with_replacement=True).T
-    edges = torch.cat([everyone, everyone.flip(0)], dim=1).unique(dim=1)
-    layer = PointSelfAttention(in_type, in_type, head_fields=2).double()
-    torch.testing.assert_close(layer(x, edges, mask=mask).tensor, layer(x, mask=mask).tensor, rtol=1e-9, atol=1e-10)
+@pytest.mark.parametrize("name", [n for n, case in CASES.items() if case.points and n != "HamiltonianNetwork"])
+def test_hidden_points_are_not_there(name):
+    case = CASES[name]
+    module, given = case.drawn(), case.arguments
+    there, inputs = torch.arange(9) > 0 if "edge_index" in given else MASK, case.inputs(module)
+    alone = {name: value[there] if len(value) == 9 else value for name, value in given.items() if name != "mask"}
+    if "edge_index" in given:
+        seen = there[EDGES].all(0)
+        alone |= {name: value[seen] for name, value in given.items() if name == "edge_attr"}
+        alone["edge_index"] = (there.cumsum(0) - 1)[EDGES[:, seen]]
+    elif "edge_attr" in given:  # MASK hides the fourth point of both clouds
+        alone["edge_attr"] = TABLES[:, [0, 1, 2, 4]][:, :, [0, 1, 2, 4]]
+    expected = replace(case, arguments=alone).output(module, *(t[there] for t in inputs))
+    spoilt = [t.masked_fill(~there[:, None], torch.nan) for t in inputs]
+    weights = {name: value.where(there, torch.nan) for name, value in given.items() if name == "measure"}
+    masked = replace(case, arguments=given | {"mask": there} | weights)
+    y = masked.output(module, *spoilt)
+    torch.testing.assert_close(masked.exported(module.export(), *spoilt), y)
+    if len(y) == 9:
+        assert not y[~there].any()
+        y = y[there]
+    torch.testing.assert_close(y, expected, rtol=1e-9, atol=1e-10)
+    everyone = replace(case, arguments=given | {"mask": None}).output(module, *inputs)
+    assert ((everyone[there] if len(everyone) == 9 else everyone) - y).abs().max() > 1e-3
+
+
+MASKED = "AttentionPool|(Group|Lifting)SelfAttention|TransformerBlock, |FieldTransformer|attention_from"
+
+
+@pytest.mark.parametrize("name", [n for n, case in CASES.items() if re.match(MASKED, n) and not case.training])
+def test_what_is_hidden_on_a_grid_reaches_nothing(name):
+    case = CASES[name]
+    module = case.drawn()
+    mask = torch.rand(case.shape, generator=torch.Generator().manual_seed(3)) > 0.3
+    (x,), hidden = case.inputs(module), ~mask.unsqueeze(1)
+    masked, shown = (replace(case, arguments=case.arguments | {"mask": m}) for m in (mask, torch.ones_like(mask)))
+    y = masked.output(module, x)
+    spoilt = x.masked_fill(hidden, torch.nan).requires_grad_()
+    out = masked.output(module, spoilt)
+    assert torch.equal(out, y)
+    (gradient,) = torch.autograd.grad(out.sum(), spoilt)
+    assert gradient.isfinite().all()
+    torch.testing.assert_close(masked.exported(module.export(), spoilt), y)
+    torch.testing.assert_close(shown.output(module, x), case.output(module, x))
+    second = replace(case, arguments={name: value[1:] for name, value in masked.arguments.items()})
+    torch.testing.assert_close(second.output(module, x[1:]), y[1:])
+    apart = (case.output(module, x.masked_fill(hidden, 0.0)) - y).abs()  # zeros are something to attend to
+    if y.shape[2:] == x.shape[2:]:
+        assert not y[hidden.expand_as(y)].any()
+        apart = apart.masked_fill(hidden, 0.0)
+    assert apart.max() > 1e-3
 
 
 def test_not_a_number_stays_where_it_is_seen():

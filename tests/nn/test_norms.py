@@ -157,15 +157,6 @@ def test_kernels_serve_fields_of_one_size(monkeypatch, request, representations,
     assert launched == ["norm"] * served
 
 
-def test_poses_in_half_precision():
-    field_type = spaces.regular(C4, 3)
-    module = redrawn(FieldLayerNorm(field_type, "pose")).float()
-    points = GeometricTensor(torch.randn(5, 12), field_type, torch.randn(5, 2))
-    y = module(points)
-    half = module.bfloat16()(GeometricTensor(points.tensor.bfloat16(), field_type, points.coords)).tensor
-    torch.testing.assert_close(half.float(), y.tensor, atol=0.1, rtol=0.1)
-
-
 @pytest.mark.parametrize("scope", ["position", "sample"])
 def test_means_over_fields_of_a_representation(scope):
     gspace = gspaces.flipRot2dOnR2(4)

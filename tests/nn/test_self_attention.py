@@ -56,33 +56,6 @@ def test_registers_hold_attention():
         torch.testing.assert_close(layer(x).tensor, 2 * even)  # the values of features are zero
 
 
-def holes(*shape):
-    return torch.rand(2, *shape, generator=torch.Generator().manual_seed(3)) > 0.3
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute", "none"])
-@pytest.mark.parametrize(("query", "keys"), [("own", "all"), ("all", "all"), ("own", "own")])
-@pytest.mark.parametrize("size", [3, None])
-def test_masks_on_grids(encoding, query, keys, size):
-    """What is hidden reaches nothing, whatever it is."""
-    in_type = spaces.mixed(C4)
-    options = {"head_fields": 4, "encoding": encoding, "query": query, "keys": keys}
-    layer = drawn(GroupSelfAttention(in_type, in_type, 1, size, **options))
-    x, mask = spaces.random_field(in_type, 4, 4), holes(4, 4)
-    y = layer(x, mask).tensor
-    hidden = ~mask.unsqueeze(1).expand_as(y)
-    assert not y[hidden].any()
-    assert y[~hidden].abs().max() > 0
-    other = in_type(torch.where(hidden, torch.nan, x.tensor).requires_grad_())
-    out = layer(other, mask).tensor
-    assert torch.equal(out, y)
-    (gradient,) = torch.autograd.grad(out.sum(), other.tensor)
-    assert gradient.isfinite().all()
-    torch.testing.assert_close(layer(x, torch.ones_like(mask)).tensor, layer(x).tensor)
-    assert (layer(x).tensor - y)[~hidden].abs().max() > 1e-3
-
-
 def test_a_mask_of_a_margin_is_a_smaller_grid():
     """Without what tells positions by the size of the grid: images of several sizes in one batch."""
     block = drawn(TransformerBlock(FIELDS, FIELDS, 1, 3, norm="pre", crop=0))
@@ -130,6 +103,7 @@ def test_bad_masks():
         (TypeError, "mask: got bool", layer, True),
         (ValueError, "mask: got shape", layer, mask[0].bool()),
         (ValueError, "mask: .*over positions", block(norm="gsa"), mask.bool()),
+        (ValueError, "mask: .*over positions", block(norm="pre", norm_scope="sample"), mask.bool()),
         (ValueError, "mask: .*over positions", block(norm="pre", norm_kind="batch"), mask.bool()),
     ):
         with pytest.raises(error, match=message):
@@ -268,13 +242,6 @@ def test_shared_scores_between_points_are_of_offsets():
     ):
         with pytest.raises(error, match=f"^shared_scores: .*{message}"):
             layer(FIELDS, FIELDS, 1, **options)
-
-
-def test_shared_scores_take_masks():
-    layer, x = drawn(GroupSelfAttention(FIELDS, FIELDS, 1, 3, **SHARED)), spaces.random_field(FIELDS, 4, 4)
-    mask = holes(4, 4)
-    spoilt = x.tensor.masked_fill(~mask.unsqueeze(1), torch.nan)
-    assert torch.equal(layer(FIELDS(spoilt), mask).tensor, layer(x, mask).tensor)
 
 
 @pytest.mark.parametrize("query", ["own", "all"])

@@ -24,7 +24,6 @@ from escnn_attention.nn.sphere import Stabiliser
 from escnn_attention.plain.sphere_attention import frames_at
 from tests.nn.points import score
 from tests.nn.spheres import ALL, ROTATIONS, SPACES, error, irrep, mixed, on_sphere, scalars
-from tests.test_copies import saved
 
 
 @pytest.mark.sampled(1)
@@ -184,7 +183,7 @@ def test_relations_are_those_of_one_point_of_a_ring(monkeypatch):
     assert sum(seen) == 2 * 24 * 24
 
 
-def test_edges_and_masks():
+def test_edges():
     torch.manual_seed(5)
     in_type = mixed(ROTATIONS)
     layer = SphereSelfAttention(in_type, in_type, samples=6, head_fields=2, radius=0.9).double()
@@ -195,12 +194,6 @@ def test_edges_and_masks():
     by_edges = SphereSelfAttention(in_type, in_type, samples=6, head_fields=2, length_scale=layer.plain.length_scale)
     by_edges.double().load_state_dict(layer.state_dict())
     torch.testing.assert_close(by_edges(x, edges).tensor, y, rtol=1e-9, atol=1e-10)
-    mask = torch.tensor([True] * 7 + [False])
-    x.tensor[7] = torch.nan
-    masked = layer(x, batch=batch, mask=mask).tensor
-    alone = layer(GeometricTensor(x.tensor[:7], in_type, x.coords[:7]), batch=batch[:7]).tensor
-    torch.testing.assert_close(masked[:7], alone)
-    assert not masked[7].any()
 
 
 def test_the_antipode_is_within_the_largest_radius():
@@ -274,27 +267,9 @@ def test_the_block(space):
     block.check_equivariance()
 
 
-def test_masks_and_export_of_the_block():
-    torch.manual_seed(6)
+def test_errors_of_the_block():
     in_type = mixed(ROTATIONS)
-    x, batch = on_sphere(in_type, 8), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    measure, mask = torch.rand(8).double() + 0.5, torch.tensor([True] * 6 + [False, True])
-    everyone = torch.cartesian_prod(torch.arange(8), torch.arange(8)).T
-    for out_type in (in_type, scalars(ROTATIONS)):
-        block = SphereTransformerBlock(in_type, out_type, samples=4, dropout=0.3).double().eval()
-        y = block(x, batch=batch, measure=measure).tensor
-        exported = saved(block.export())
-        torch.testing.assert_close(exported(x.tensor, x.coords, batch=batch, measure=measure), y)
-        holes = GeometricTensor(x.tensor.clone(), in_type, x.coords.clone())
-        holes.tensor[6] = holes.coords[6] = torch.nan
-        masked = block(holes, batch=batch, mask=mask, measure=measure).tensor
-        alone = GeometricTensor(x.tensor[mask], in_type, x.coords[mask])
-        expected = block(alone, batch=batch[mask], measure=measure[mask]).tensor
-        torch.testing.assert_close(masked[mask], expected)
-        assert not masked[6].any()
-        torch.testing.assert_close(exported(holes.tensor, holes.coords, None, batch, mask, measure), masked)
-        torch.testing.assert_close(block(holes, everyone, mask=mask).tensor, block(holes, mask=mask).tensor)
     with pytest.raises(ValueError, match="batch"):
-        block(x, batch=batch[:3], mask=mask)
+        SphereTransformerBlock(in_type, in_type, samples=4).double()(on_sphere(in_type, 8), batch=torch.zeros(3).long())
     with pytest.raises(TypeError, match=r"keys: .*such option"):
         SphereTransformerBlock(in_type, in_type, keys="own")

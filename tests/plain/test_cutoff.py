@@ -18,7 +18,7 @@ from escnn_attention.plain.cutoff import Cutoff, polynomial_envelope
 from tests.nn.points import SPACES, cloud, mixed, worst_error, written_out
 
 RADIUS = 1.5
-C4, ON_R3 = gspaces.rot2dOnR2(4), SPACES["D3 on R3"]()
+C4 = gspaces.rot2dOnR2(4)
 REGULAR = FieldType(C4, [C4.regular_repr])
 BATCH = torch.tensor([0, 1, 0, 1, 0, 0, 1, 1, 0])
 BACKENDS = ["neighbours", "reference", *([] if native.why_not_built(torch.float32) else ["native"])]
@@ -210,17 +210,6 @@ def test_equivariance(space, kind, normalization):
         axis = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)[: x.coords.shape[1]]
         layer.plain.cutoff.forward = lambda query, key: (1 + ((key - query) * axis).sum(-1)).square()
         assert worst_error(layer, x, batch=BATCH) > 1e-4
-
-
-def test_hidden_points_and_other_clouds():
-    fields = mixed(ON_R3)
-    x = cloud(fields, 9, seed=4, spread=0.7)
-    layer = layer_of(fields)
-    mask = torch.arange(9) != 4
-    there = GeometricTensor(x.tensor[mask], fields, x.coords[mask])
-    y = layer(x, batch=BATCH, mask=mask).tensor
-    torch.testing.assert_close(y[mask], layer(there, batch=BATCH[mask]).tensor, rtol=1e-10, atol=1e-11)
-    assert not y[4].any()
 
 
 def test_the_distance_is_that_of_the_relation():

@@ -306,14 +306,6 @@ def test_a_point_at_the_position_of_another_has_gradients():
     assert coords.grad.isfinite().all()
 
 
-def test_precisions():
-    layer = attention(C4, head_fields=2, radius=2.0).float()
-    x = cloud(layer.in_type, 6)
-    single = layer(GeometricTensor(x.tensor.float(), x.type, x.coords.float())).tensor
-    double = layer.double()(x).tensor
-    assert float((single - double).norm() / double.norm()) < 1e-5
-
-
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("encoding", ["LieTransformer", "product", "location only", "2232"])
 @pytest.mark.parametrize("query", ["own", "all"])
