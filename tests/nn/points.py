@@ -88,6 +88,12 @@ def written_out(
     points = x.coords / core.length_scale
     out = q.new_zeros(heads, len(points), order, channels)
     encoding = core.encoding
+
+    def scored(m, i, t, j, p, h):
+        a, b, pose = points[i] @ actions[h].T, points[j] @ actions[h].T, int(group.quotient[h, p])
+        seen = core.relation.in_units(core.length_scale)(a, b)
+        return score(encoding, m, q[m, i, t], k[m, j, p], seen, pose, a, b, group, h, t), seen, pose
+
     for i in range(len(points)):
         keys = [(e, j) for e, (j, target) in enumerate(edges.T.tolist()) if target == i]
         for h in range(order):
@@ -99,10 +105,10 @@ def written_out(
                         for p in range(poses):
                             if core.keys == "own" and poses > 1 and p != tilde:
                                 continue
-                            a, b = points[i] @ actions[h].T, points[j] @ actions[h].T
-                            pose = int(group.quotient[h, p])
-                            seen = core.relation.in_units(core.length_scale)(a, b)
-                            s = score(encoding, m, q[m, i, tilde], k[m, j, p], seen, pose, a, b, group, h, tilde)
+                            s, seen, pose = scored(m, i, tilde, j, p, h)
+                            if core.shared_scores:  # of all poses, for each
+                                own = [(g % q.shape[2], g % poses, g) for g in range(order)]
+                                s = sum(scored(m, i, t, j, p, g)[0] for t, p, g in own) / math.sqrt(order)
                             mu = s.new_ones(()) if measure is None else measure[j].detach()
                             if core.cutoff is not None:
                                 apart = nearest_image(x.coords[i] - x.coords[j], core.relation.period)

@@ -25,7 +25,7 @@ from escnn_attention import (
 )
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models import PointTransformer
-from tests.layers import BATCH, EDGES, drawn
+from tests.layers import BATCH, EDGES, drawn, served
 from tests.nn.points import ENCODINGS, cloud, error_of, mixed, worst_error
 from tests.spaces import generators, scalars
 
@@ -49,21 +49,28 @@ def test_a_broken_action_is_not_equivariant(table):
         assert worst_error(layer, x) > 1e-3
 
 
-@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "none"])
+@pytest.mark.parametrize("options", [{}, {"query": "all"}, {"keys": "own", "shared_scores": True}], ids=str)
 @pytest.mark.parametrize("kind", ["regular_repr", "trivial_repr"])
-def test_on_a_grid_it_is_group_self_attention(kind, query):
-    """The points of a 5×5 grid, with the weights of the layer on grids."""
+def test_on_a_grid_it_is_group_self_attention(kind, options, encoding):
+    """The points of a 5×5 grid, with the weights of the layer on grids, by all backends of both."""
     torch.manual_seed(12)
+    if kind == "trivial_repr" and "keys" not in options and encoding == "separable":
+        encoding = "mlp"  # of scalars, between points it has other parameters than on grids
     in_type, out_type = FieldType(D4, 2 * [getattr(D4, kind)]), FieldType(D4, 2 * [D4.regular_repr])
-    on_grid = GroupSelfAttention(in_type, out_type, num_heads=2, query=query, kernel_size=None).double()
-    on_points = PointSelfAttention(in_type, out_type, num_heads=2, query=query, length_scale=4.0).double()
+    options = {"num_heads": 2, "head_fields": 3, "encoding": encoding, **options}
+    on_grid = GroupSelfAttention(in_type, out_type, kernel_size=None, **options).double()
+    on_points = PointSelfAttention(in_type, out_type, length_scale=4.0, **options).double()
     on_points.load_state_dict(on_grid.state_dict())
     x = torch.randn(1, in_type.size, 5, 5, dtype=torch.float64)
     i, j = torch.meshgrid(torch.arange(5.0), torch.arange(5.0), indexing="ij")
     coords = torch.stack([j - 2, 2 - i], dim=-1).flatten(0, 1).double()
     points = GeometricTensor(x[0].flatten(1).T.contiguous(), in_type, coords)
     expected = on_grid(GeometricTensor(x, in_type)).tensor[0].flatten(1).T
-    torch.testing.assert_close(on_points(points).tensor, expected, rtol=1e-9, atol=1e-10)
+    for _, found in served(lambda: on_points(points).tensor, on_points):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+    for _, found in served(lambda: on_grid(in_type(x)).tensor, on_grid):
+        torch.testing.assert_close(found[0].flatten(1).T, expected, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize(

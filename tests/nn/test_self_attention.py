@@ -21,11 +21,10 @@ from escnn_attention import (
     sequence_space,
 )
 from escnn_attention.functional import ON_GRIDS
-from escnn_attention.functional.grid import native
 from escnn_attention.functional.grid.native import why_not_built
 from escnn_attention.groups.fibers import fibers
 from tests import spaces
-from tests.layers import BATCH, EDGES, drawn
+from tests.layers import drawn
 from tests.nn.attention import ENCODINGS, TOLERANCE, attention_for, turned_error
 from tests.nn.points import worst_error
 from tests.spaces import ALL, PLANE, grid_error, mixed, random_field, regular, scalars, shape_of
@@ -124,36 +123,6 @@ def test_bad_registers(layer):
 SHARED = {"head_fields": 3, "query": "own", "keys": "own", "shared_scores": True}
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "none"])
-@pytest.mark.parametrize("size", [3, None])
-def test_shared_scores_are_the_formula(encoding, size):
-    for in_type in (spaces.mixed(C4), FieldType(C4, 2 * [C4.irrep(1)]), spaces.scalars(C4, 2)):
-        layer = drawn(GroupSelfAttention(in_type, spaces.mixed(C4), 2, size, encoding=encoding, **SHARED))
-        x = spaces.random_field(in_type, 3, 4)
-        assert spaces.grid_error(layer, spaces.random_field(in_type, 4, 4)) < 1e-11
-        q, k, v = layer.plain.to_heads(x.tensor.movedim(1, -1))
-        grid = layer.plain.positions(x.tensor)
-        everything = torch.arange(12)
-        rows = grid.rows(everything[:, None], everything)
-        score = torch.einsum("mbnhc,mbkhc->mbnk", q, k)
-        spatial = layer.plain.encoding.offsets(grid.offsets @ layer.plain.inverse_action.mT)
-        if spatial is not None:
-            seen = spatial[:, :, rows.clamp(min=0)].expand(2, -1, -1, -1, -1)
-            score = score + torch.einsum("mbnhc,mhnkc->mbnk", q, seen)
-        p = (score / (4 * 3) ** 0.5).masked_fill(rows < 0, -torch.inf).softmax(-1)
-        y = layer.plain.project_out(torch.einsum("mbnk,mbkhc->mbnhc", p, v)).transpose(1, 2).unflatten(2, (3, 4))
-        for backend in ("reference", "blocked", *COMPILED):
-            layer.plain.backend = backend
-            torch.testing.assert_close(layer(x).tensor, y)
-        with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "_FUSED_CHANNELS", 1)
-            torch.testing.assert_close(layer(x).tensor, y)
-        maps = layer.attention_maps(x, [(1, 1)], [0, 3])
-        assert maps.shape == (2, 2, 2, 1, 1, 1, 3, 4)  # the scores of one pose, for all
-        torch.testing.assert_close(maps[:, :, 0, 0, 0, 0].flatten(2), p[:, :, 5].transpose(0, 1))
-
-
 @pytest.mark.parametrize("kind", [partial(GroupSelfAttention, kernel_size=3), PointSelfAttention])
 def test_scores_of_one_pose_for_all_are_not_equivariant(kind):
     layer = drawn(kind(FIELDS, FIELDS, 1, **SHARED))
@@ -168,55 +137,6 @@ def test_scores_of_one_pose_for_all_are_not_equivariant(kind):
     layer.plain.call = of_first
     with pytest.raises(AssertionError, match="the error is"):
         layer.check_equivariance(1e-3, 0)
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "none"])
-@pytest.mark.parametrize("options", [{}, {"radius": 2.0}, {"normalization": "count"}, {"edge_dim": 3}], ids=str)
-@pytest.mark.slow
-def test_shared_scores_between_points_are_the_formula(encoding, options):
-    count, given = "normalization" in options, {"batch": BATCH, "measure": torch.linspace(0.5, 2, 9).double()}
-    if "edge_dim" in options:
-        given |= {"edge_index": EDGES, "edge_attr": torch.randn(EDGES.shape[1], 3).double()}
-    for in_type in (spaces.mixed(C4), spaces.scalars(C4, 2)):
-        layer = drawn(PointSelfAttention(in_type, spaces.mixed(C4), 2, encoding=encoding, **options, **SHARED))
-        assert max(error for _, error in layer.check_equivariance(1e-10, 0)) < 1e-10
-        coords = torch.randn(9, 2).double().requires_grad_()
-        x = GeometricTensor(torch.randn(9, in_type.size).double().requires_grad_(), in_type, coords)
-        q, k, v = (t[:, 0] for t in layer.plain.to_heads(x.tensor.unsqueeze(0)))  # M, N, P, C
-        offsets = (coords - coords[:, None]) / layer.plain.length_scale
-        score = torch.einsum("mihc,mjhc->mij", q, k)
-        # What is seen of a point from each pose.
-        spatial = layer.plain.encoding.offsets(torch.einsum("hab,ijb->hija", layer.plain.inverse_action, offsets))
-        if spatial is not None:
-            score = score + torch.einsum("mihc,mhijc->mij", q, spatial.expand(2, -1, -1, -1, -1))
-        score, hidden = score / (4 * 3) ** 0.5, BATCH[:, None] != BATCH
-        if "radius" in options:
-            hidden = hidden | ((coords - coords[:, None]).norm(dim=-1) > 2)
-        tables = score.new_zeros(2, 2, 9, 9)  # what features of edges add to scores, and by which they change weights
-        if "edge_dim" in options:
-            hidden = torch.ones(9, 9).index_put((EDGES[1], EDGES[0]), torch.tensor(0.0)).bool()
-            tables[:, :, EDGES[1], EDGES[0]] = layer.plain.edge_readout @ given["edge_attr"].T
-            score = score + tables[0]
-        weights = given["measure"].expand(9, 9).masked_fill(hidden, 0.0)
-        if count:
-            p = score * weights / weights.sum(-1, keepdim=True)
-        else:
-            p = score.exp() * weights / (score.exp() * weights).sum(-1, keepdim=True)
-        p = p * (1 + tables[1])
-        expected = layer.plain.project_out(torch.einsum("mij,mjhc->mihc", p, v).unsqueeze(1))[0]
-        for backend in ("neighbours", "auto", *COMPILED, *(() if options else ("reference",))):
-            layer.plain.backend = backend
-            y = layer(x, **given).tensor
-            torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12)
-            variables = [x.tensor, coords, *layer.parameters()]
-            keep = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-            gradients = (torch.autograd.grad(t.sin().sum(), variables, **keep) for t in (y, expected))
-            torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
-        if not options and encoding in ("fourier", "none"):
-            layer.plain.backend = "dense"
-            torch.testing.assert_close(layer(x, **given).tensor, expected, rtol=1e-11, atol=1e-12)
-            layer.plain.backend = "auto"
 
 
 @BOTH
@@ -370,9 +290,11 @@ class TestModule:
         assert torch.equal(maps[0, 0, 0, 1].sum((0, 1)) > 0, inside)
 
     @pytest.mark.parametrize("masked", [False, True])
-    @pytest.mark.parametrize("query", ["own", "all", "lifting"])
-    def test_attention_maps_make_the_output(self, query, masked):
-        layer = attention_for(PLANE["D3"](), **({"lifting": True} if query == "lifting" else {"query": query}))
+    @pytest.mark.parametrize(
+        "options", [{}, {"query": "all"}, {"lifting": True}, {"keys": "own", "shared_scores": True}]
+    )
+    def test_attention_maps_make_the_output(self, options, masked):
+        layer = attention_for(PLANE["D3"](), **options)
         x = random_field(layer.in_type, 3, 2)
         places, mask = list(itertools.product(range(3), range(2))), None
         if masked:
@@ -382,7 +304,7 @@ class TestModule:
         v = layer.plain.call(x.tensor, layer.plain.positions(x.tensor)).v
         # b m h n (query poses) (key poses) space, with the values m b n p c
         heads = torch.einsum("bmhqjpk,mbkpc->mbqhc", maps.flatten(-2), v)
-        y = layer.plain.project_out(heads).transpose(1, 2).unflatten(2, (3, 2))
+        y = layer.plain.project(heads).transpose(1, 2).unflatten(2, (3, 2))
         if mask is not None:
             assert (maps[:, :, :, 1].any(), maps[..., 2, 0].any()) == (False, False)
             y = y.masked_fill(~mask[:, None], 0.0)

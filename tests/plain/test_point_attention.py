@@ -39,15 +39,20 @@ def attention(space, **options):
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize("keys", ["all", "own"])
+@pytest.mark.parametrize(
+    ("query", "keys", "shared"),
+    [("own", "all", False), ("all", "all", False), ("own", "own", False), ("all", "own", False), ("own", "own", True)],
+)
 @pytest.mark.parametrize("normalization", ["softmax", "count"])
 @pytest.mark.parametrize("edge_dim", [None, 2])
-def test_the_formula(encoding, query, keys, normalization, edge_dim):
+def test_the_formula(encoding, query, keys, shared, normalization, edge_dim):
     """Values and gradients, of edges with features and without."""
+    encoding = encoding if not shared or encoding in ("mlp", "shared", "separable", "fourier") else "none"
     space = gspaces.flipRot2dOnR2(3) if keys == "all" and query == "own" else gspaces.rot2dOnR2(3)
-    in_type, out_type = mixed(space), FieldType(space, 2 * [space.regular_repr])
+    in_type = FieldType(space, 2 * [space.trivial_repr]) if shared and edge_dim is None else mixed(space)
+    out_type = FieldType(space, 2 * [space.regular_repr])
     options = {"query": query, "keys": keys, "normalization": normalization, "edge_dim": edge_dim}
+    options["shared_scores"] = shared
     layer = PointSelfAttention(
         in_type, out_type, 2, head_fields=3, encoding=ENCODINGS[encoding](), length_scale=0.7, **options
     ).double()
