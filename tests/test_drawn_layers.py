@@ -53,7 +53,9 @@ def perturbed(layer: Layer, drawn: Drawn) -> list[Tensor]:
     def rounded(t: Tensor) -> Tensor:
         return t + PERTURBATION * t * torch.randn(t.shape, dtype=t.dtype, generator=generator)
 
-    def hook(_: Layer, inputs: tuple, out: Tensor | GeometricTensor) -> Tensor | GeometricTensor:
+    def hook(_: Layer, inputs: tuple, out: Tensor | GeometricTensor) -> Tensor | GeometricTensor | None:
+        if not isinstance(out, (Tensor, GeometricTensor)) or not values(out).requires_grad:
+            return None
         t = rounded(values(out))
         t.register_hook(rounded)
         return t if isinstance(out, Tensor) else GeometricTensor(t, out.type, out.coords)
@@ -95,7 +97,10 @@ def check_backends(layer: Layer, drawn: Drawn) -> list[str]:
 def check_equivariance(layer: Layer, drawn: Drawn) -> None:
     if drawn.error is not None:
         error = drawn.error(layer, drawn.input(layer))
-        assert error < TOLERANCE, f"equivariance error {error:.1e}"
+        if error > TOLERANCE:  # of an output that vanishes, rounding errors may be larger than that
+            y = results(layer, drawn)[0]
+            rounding = float((perturbed(layer, drawn)[0] - y).norm() / spaces.size_of(y))
+            assert error < rounding, f"equivariance error {error:.1e}"
 
 
 @torch.no_grad()
