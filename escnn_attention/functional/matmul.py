@@ -270,15 +270,15 @@ def grouped_linear_transpose(
         return _linear_transpose_of_operators(y, gather_columns(weight, columns), bias)
     last = weight.dim() - 2 if columns is None else 2
     lead = y.dim() - 1 - last
-    simple = _is_simple(math.prod(y.shape[1 : 1 + lead]), weight, columns)
+    number, positions = y.shape[1 : 1 + lead].numel(), y.shape[2 : 1 + lead].numel()
     if side_by_side is None:
         side_by_side = lead > 1 and y.stride(-1) != 1 == y.stride(-1 - last)
-        least = _MANY_POSITIONS if simple else _NARROW
-        side_by_side &= y.device.type in launch.DEVICES or y.shape[2:-last].numel() >= least
+        if side_by_side and y.device.type not in launch.DEVICES and positions < _MANY_POSITIONS:
+            side_by_side = positions >= _NARROW and not _is_simple(number, weight, columns)
     if y.device.type in launch.DEVICES and not side_by_side:  # One copy, if any, in place of one for each product.
         rows = _rows_of_all(y, lead)
         y = rows.view(*y.shape[1 : 1 + lead], len(y), *y.shape[1 + lead :]).movedim(lead, 0)
-    if not torch.is_grad_enabled() or (simple and not side_by_side):
+    if not torch.is_grad_enabled() or (not side_by_side and _is_simple(number, weight, columns)):
         return _linear_transpose(y, gather_columns(weight, columns), bias, side_by_side)
     return _GroupedLinearTranspose.apply(y, weight, bias, side_by_side, *(columns or (None, None, 0)))
 
@@ -346,7 +346,10 @@ def _one_product(
         made = y.view(len(x), math.prod(x.shape[1:-1]), parts, groups * outputs).permute(2, 0, 3, 1).contiguous()
         made = made.view(parts, len(x), groups, *shape[1:-1], *x.shape[1:-1])
         axes = (1, 0, *range(2 + last, 2 + last + space), *range(2, 2 + last))
-        return [part.permute(axes) for part in made.unbind()]  # so gradients are put together as they lie
+        found = list(made.unbind())
+        for i, part in enumerate(found):  # one by one, so that their gradients are put together as they lie
+            found[i] = part.permute(axes)
+        return found
     made = y.view(-1, parts, groups, outputs).permute(1, 2, 0, 3)
     made = made if y.device.type in launch.DEVICES else made.contiguous()
     return made.view(parts, groups, *x.shape[:-1], *shape[1:-1]).unbind()

@@ -186,7 +186,7 @@ class SelfAttention(HeadModule):
         if self.transformation is not None and element is not None:
             x = self.transformation.inputs(x, element, inverse=True)
         if mask is None and self.by_content and self._fuses(x):
-            y = fields_of(self._attend_by_content(flat_rows(x)), x.shape[2:])
+            y = fields_of(self._attend_by_content(x.unsqueeze(-1).flatten(2).transpose(1, 2)), x.shape[2:])
         else:
             call = self.call(x, positions, element)
             y = ON_GRIDS.compute(call if mask is None else replace(call, bias=hidden(call.bias, mask)), self.backend)
@@ -250,7 +250,7 @@ class SelfAttention(HeadModule):
             half = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
             dtype = torch.get_autocast_dtype(x.device.type) if half else x.dtype
             side_by_side = not tiled(positions.complete, self.channels, dtype)
-        rows = flat_rows(x)
+        rows = (x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)).transpose(1, 2)
         by_loop = not self.has_table and self.backend in ("auto", "native")
         if by_loop and native.reads_channels(x, self.channels):
             # As one image: of all positions there is one product.
@@ -307,11 +307,6 @@ def maps_of(call: GridCall, queries: Tensor, poses: Tensor | None, space: Sequen
 def rows_of(x: Tensor) -> Tensor:
     """Features ``(B, in, *space)`` as rows of channels, one a position: ``(B, *space, in)``, of one without a space."""
     return x.movedim(1, -1) if x.dim() > 2 else x.unsqueeze(1)
-
-
-def flat_rows(x: Tensor) -> Tensor:
-    """Features ``(B, in, *space)`` as rows of channels ``(B, N, in)``, with one position where there is no space."""
-    return (x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)).transpose(1, 2)
 
 
 def fields_of(y: Tensor, space: Sequence[int]) -> Tensor:

@@ -131,10 +131,9 @@ def attention(call: GridCall) -> Tensor:
     """Attention by the compiled loop over grids: see :func:`escnn_attention.functional.attention`."""
     chunk = chunk_size(NUMBERS_PER_CHUNK, call.q.element_size(), copies=num_threads())
     if not call.query_grid.complete or call.bias.spatial is not None:
-        if not all(_lie(t, _BY_IMAGE) for t in (call.q, call.k, call.v)):
-            q, k, v = _laid_out(call.q, _BY_IMAGE), _laid_out(call.k, _BY_IMAGE), _laid_out(call.v, _BY_IMAGE)
-            call = replace(call, q=q, k=k, v=v)
-        return _loop(call, chunk)
+        q, k, v = _laid_out(call.q, _BY_IMAGE), _laid_out(call.k, _BY_IMAGE), _laid_out(call.v, _BY_IMAGE)
+        lie = q is call.q and k is call.k and v is call.v
+        return _loop(call if lie else replace(call, q=q, k=k, v=v), chunk)
     if call.query == "all" and call.q.shape[3] == 1:
         # One query for all output poses: there is nothing to sum.
         call = replace(call, q=call.q.expand(-1, -1, -1, call.bias.num_poses, -1), query="own")
@@ -252,21 +251,14 @@ def _order(call: Arguments) -> _Order:
 
 
 def _laid_out(vectors: Tensor, order: _Order) -> Tensor:
-    """Vectors whose axes lie in memory in this order."""
-    return vectors if _lie(vectors, order) else vectors.permute(order.axes).contiguous().permute(order.back)
-
-
-def _lie(vectors: Tensor, order: _Order) -> bool:
-    """Whether the axes lie in memory in this order: to ask takes less time than to permute them twice."""
+    """Vectors whose axes lie in memory in this order: the same, if they do, as to permute them takes longer."""
     shape, strides, expected = vectors.shape, vectors.stride(), 1
-    if not isinstance(shape[1], int):  # A program takes any number of images.
-        return False
     for axis in reversed(order.axes):
-        if shape[axis] != 1:
-            if strides[axis] != expected:
-                return False
-            expected *= shape[axis]
-    return True
+        # A program takes any number of images.
+        if type(shape[axis]) is not int or (shape[axis] != 1 and strides[axis] != expected):
+            return vectors.permute(order.axes).contiguous().permute(order.back)
+        expected *= shape[axis]
+    return vectors
 
 
 def _packaged(call: Arguments) -> Tensor:
