@@ -43,7 +43,8 @@ class FieldModule(Scheduled):
 
     .. math:: \ell = \frac1K \sum_k \frac{\sum_x |\hat y_k(x) - y_k(x)|^2}{\sum_x |y_k(x)|^2}
 
-    It is measured by the same over all positions of a part of the data: ``error`` is the mean over the fields, and
+    A field whose targets are zero in the whole batch has no relative error, and is left out of the sum. The network is
+    measured by the same over all positions of a part of the data: ``error`` is the mean over the fields, and
     ``error_0``, ``error_1``, ... are those of each, and ``rmse_0``, ... are
     :math:`\sqrt{\langle |\hat y_k - y_k|^2 \rangle}`.
 
@@ -116,7 +117,8 @@ class FieldModule(Scheduled):
 
     def _loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
         errors, squares = self._squares(output, batch[1])
-        return (errors / squares.clamp(min=torch.finfo(squares.dtype).tiny)).mean()
+        there = squares != 0
+        return (errors / squares.where(there, 1.0)).where(there, 0.0).mean()
 
     def _measure(self, part: str, output: Tensor, batch: tuple[Tensor, Tensor]) -> None:
         positions = batch[0].shape[2:].numel() * len(batch[0])

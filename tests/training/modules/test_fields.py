@@ -50,6 +50,20 @@ def test_sums_of_numbers_of_half_precision(precision):
     assert errors.item() == squares.item() / 4 == 2 * 200**2 * 1.375**2
 
 
+def test_a_field_that_is_zero_in_a_batch_moves_no_weights():
+    """It is left out, where what is not a number stays one."""
+    module, outputs = FieldModule(Given(), fields=(1, 2)), torch.randn(2, 3, 4, 4, requires_grad=True)
+    targets = torch.randn(2, 3, 4, 4) * torch.tensor([0.0, 1, 1]).view(3, 1, 1)
+    loss = module._loss(outputs, (outputs, targets))
+    errors, squares = module._squares(outputs, targets)
+    torch.testing.assert_close(loss, errors[1] / squares[1] / 2)
+    (gradient,) = torch.autograd.grad(loss, outputs)
+    assert gradient.isfinite().all()
+    assert not gradient[:, 0].any()
+    assert gradient[:, 1:].all()
+    assert module._loss(outputs, (outputs, torch.full_like(targets, torch.nan))).isnan()
+
+
 def test_what_does_not_fit():
     with pytest.raises(ValueError, match=r"fields: .* Given"):
         FieldModule(Given())
