@@ -278,6 +278,7 @@ class Scheduled(pl.LightningModule):
         self.schedule: Schedule = schedule
         self.warm_up, self.milestones, self.gamma = warm_up, milestones, gamma
         self.patience = check_int("patience", patience, least=0)
+        self._validated = False  # in this epoch, of which a checkpoint may hold the rest only
         self.means = nn.ModuleDict()
         self.cuda_graphs = check_bool("cuda_graphs", cuda_graphs)
         self._graphs: tuple[CudaGraphs, ...] = ()  # no child module: checkpoints hold the network itself
@@ -319,8 +320,12 @@ class Scheduled(pl.LightningModule):
         if math.isinf(steps) and self.schedule in ("cosine", "one-cycle"):
             raise ValueError(f"schedule: got {self.schedule!r}, which needs a number of epochs, trainer.max_epochs")
         self.trainer.fit_loop.setup_data()  # which counts the batches, if nothing has before
+        if math.isinf(batches := self.trainer.num_training_batches):
+            raise ValueError(
+                f"schedule: got {self.schedule!r} for data without a length, needed trainer.limit_train_batches"
+            )
         # The last step of an epoch may be of fewer batches than the others.
-        in_epoch = math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches)
+        in_epoch = math.ceil(batches / self.trainer.accumulate_grad_batches)
         if self.warm_up > (epochs := steps / in_epoch):
             raise ValueError(f"warm_up: got {self.warm_up:g} epochs, but the training has {epochs:g}")
         drops = tuple(milestone * in_epoch for milestone in self.milestones)

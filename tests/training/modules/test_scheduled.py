@@ -363,6 +363,21 @@ def test_a_number_of_steps_in_place_of_epochs():
         rates(1.0, -1, schedule="cosine")
 
 
+def test_data_without_a_length_need_a_number_of_batches():
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            while True:
+                yield torch.randn(4), torch.tensor(1)
+
+    def fit(**options):
+        model = Classifier(torch.nn.Linear(4, 3), num_classes=3, schedule="cosine", warm_up=0.5)
+        quiet_trainer(max_epochs=1, **options).fit(model, torch.utils.data.DataLoader(Endless(), batch_size=2))
+
+    fit(limit_train_batches=2)
+    with pytest.raises(ValueError, match=r"schedule: got 'cosine' .*limit_train_batches"):
+        fit(max_steps=2)
+
+
 @pytest.mark.parametrize("rising", [0, 1, 2.5, 12, 24])
 def test_one_cycle_is_that_of_torch(rising):
     """Whose flanks cannot be empty: it divides by zero after the last step, or before the first."""
@@ -385,6 +400,25 @@ def test_plateau():
     # Epochs without a measure do not count.
     found = rates(1e-6, 7, {"check_val_every_n_epoch": 2}, schedule="plateau", gamma=0.5, patience=1)
     assert found == pytest.approx([*6 * [1e-6], 5e-7])
+
+
+def test_a_plateau_resumes_within_an_epoch(tmp_path):
+    """Whose start has passed, and which validates nothing."""
+    found, path = [], tmp_path / "within.ckpt"
+
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            if trainer.global_step == 2:
+                trainer.save_checkpoint(path)
+
+    data = torch.utils.data.DataLoader([(torch.randn(4), torch.tensor(1))] * 4)
+    for callbacks, start in (([Save()], None), ([], path)):
+        optimizer = functools.partial(torch.optim.SGD, lr=1e-5)
+        model = Classifier(torch.nn.Linear(4, 3), optimizer=optimizer, num_classes=3, schedule="plateau", patience=0)
+        trainer = quiet_trainer(max_epochs=6, check_val_every_n_epoch=2, callbacks=callbacks)
+        trainer.fit(model, data, data, ckpt_path=start)
+        found.append(trainer.optimizers[0].param_groups[0]["lr"])
+    assert found[0] == found[1] == pytest.approx(1e-7)
 
 
 @pytest.mark.parametrize(
