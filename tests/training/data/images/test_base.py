@@ -169,6 +169,13 @@ def test_arguments_are_checked_at_once(module, options, message):
         module(**options)
 
 
+def test_fewer_images_than_processes(folder):
+    module = loaded(folder, batch_size=3, limit_test=2)
+    module.trainer = samples.process(0, 3)
+    with pytest.raises(UserError, match=r"test images .*processes, got 2 for 3"):
+        module.test_dataloader()
+
+
 PUBLISHED = [RotMNIST, MNIST, CIFAR10, PatchCamelyon, ModelNet40, QM9]
 
 
