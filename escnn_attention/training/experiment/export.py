@@ -18,6 +18,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 from torch.export import Dim
 
+from escnn_attention._checks import reason_of
 from escnn_attention.equivariance.report import EquivarianceReport, equivariance_report
 from escnn_attention.exporting.loops import why_no_loops
 from escnn_attention.exporting.packaged import why_not_linked
@@ -192,21 +193,22 @@ def _shape_of(network: torch.nn.Module, source: str | Path, size: int | None) ->
     in_type, name = getattr(network, "in_type", None), type(network).__name__
     channels = getattr(network, "in_channels", getattr(in_type, "size", None))
     of_fields = isinstance(getattr(network, "out_type", None), FieldType)
+    things = "fields" if of_fields else "images"
     if not isinstance(channels, int) or not (of_fields or _classifies(network)):
-        raise UserError(
-            f"{source}: {name} neither classifies images nor is from fields to fields or of points; use its export()"
-            " by hand"
-        )
+        needed = "a classifier of images or a network on fields or points"
+        raise UserError(f"{source}: got {name}, needed {needed}; use its export() by hand")
     if size is None:
-        raise UserError(
-            f"--size: {source} does not say how large its {'fields' if of_fields else 'images'} are; give it"
-        )
+        raise UserError(f"--size: {source} does not say how large its {things} are; give it")
     if size < 1:
         raise UserError(f"--size: got {size}, needed a positive number")
     shape = channels, *[size] * (2 if in_type is None else in_type.gspace.dimensionality)
-    with as_user_error(NotImplementedError, RuntimeError, TypeError, ValueError), torch.no_grad():
-        x = torch.zeros(2, *shape)
-        y = network(GeometricTensor(x, in_type) if of_fields else x)
+    x = torch.zeros(2, *shape)
+    try:
+        with torch.no_grad():
+            y = network(GeometricTensor(x, in_type) if of_fields else x)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        given = "×".join(map(str, shape))
+        raise UserError(f"{source}: {name} refuses {things} {given} alone: {reason_of(error)}") from error
     if not isinstance(y, (Tensor, GeometricTensor)):
         raise UserError(f"{source}: {name} gives features of several levels; use its export() by hand")
     return shape

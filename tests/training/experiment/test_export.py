@@ -225,7 +225,7 @@ def test_what_is_missing(folder, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"--size: .*does not say"):
         export_network(folder, tmp_path / "n.pt2")
     monkeypatch.setattr(export, "load_network", lambda _: torch.nn.Linear(2, 2))
-    with pytest.raises(UserError, match=r"Linear neither classifies .*export\(\)"):
+    with pytest.raises(UserError, match=r"got Linear, needed a classifier .*export\(\)"):
         export_network(folder, tmp_path / "n.pt2", size=8)
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxruntime" else "there")
     with pytest.raises(UserError, match=r"needs onnxruntime: .*extra export"):
@@ -289,11 +289,11 @@ def test_fields_that_are_not_equivariant(tmp_path, monkeypatch):
         (
             lambda: unet(widths=(2, 2, 2), convolutions=(1, 1, 0), attention=(0, 0, 1)),
             3,
-            "3×3 cannot be halved 2 times",
+            "refuses fields 3×3×3 alone: .*3×3 cannot be halved 2 times",
         ),
         (lambda: unet(out_type=None, features_only=True), 6, r"several levels; use its export\(\)"),
         (lambda: actions(memory_type=FieldType(TOKENS, [TOKENS.trivial_repr])), 6, "memory: .* got None"),
-        (lambda: actions(condition=2), 6, "condition: .* got None"),
+        (lambda: actions(condition=2), 6, "condition: .* got None, needed vectors"),
         (unet, None, "--size: .*does not say how large its fields are"),
     ],
 )
