@@ -20,6 +20,7 @@ from escnn_attention.functional.matmul import (
     in_groups,
     matmul,
 )
+from tests.packages import write_down
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -348,11 +349,12 @@ def test_parts_have_gradients_in_every_order_of_memory(request, lies):
 @pytest.mark.parametrize("biased", [0, 2, 4, 6])
 @pytest.mark.parametrize("few", [0, 2**16])
 @pytest.mark.parametrize("number", [3, 6])
-@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize(("across", "many"), [(False, 64), (True, 64), (True, 0)])
 @pytest.mark.usefixtures("gradients")
-def test_parts_are_those_of_one_map(gathers, biased, few, number, across, monkeypatch):
+def test_parts_are_those_of_one_map(gathers, biased, few, number, across, many, monkeypatch):
     """One product or several; some of the first groups have a bias."""
     monkeypatch.setattr("escnn_attention.functional.matmul._FEW", few)
+    monkeypatch.setattr("escnn_attention.functional.matmul._MANY_POSITIONS", many)
     weight, seen, x = drawn(6, 5), columns(6) if gathers else None, drawn(2, 5, 3, 2).movedim(1, -1)
     weight = weight if gathers else drawn(6, 2, 1, 5)
     bias = drawn(biased, 1, 1) if biased else None
@@ -364,3 +366,6 @@ def test_parts_are_those_of_one_map(gathers, biased, few, number, across, monkey
     torch.testing.assert_close(torch.cat(list(parts)), whole)
     gradients = torch.autograd.grad(torch.cat(list(parts)).square().sum(), leaves)
     torch.testing.assert_close(gradients, torch.autograd.grad(whole.square().sum(), leaves))
+    write_down(monkeypatch)
+    monkeypatch.setattr(module, "_positions_last", lambda _: pytest.fail("nothing in a program reads by positions"))
+    torch.testing.assert_close(torch.cat(list(grouped_linears(number, x, weight, bias, seen, across))), whole)
