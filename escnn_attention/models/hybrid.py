@@ -204,6 +204,8 @@ def _lifting(
     """The stem of attention, of its own options and of those that it takes from the blocks."""
     check_options("stem", stem, ("num_heads", "kernel_size", *option_names(GroupSelfAttention)))
     shared = {name: block[name] for name in _SHARED if name in block}
+    if stem.get("kernel_size", 5) is None:  # it sees everything, and has no window
+        shared.pop("window", None)
     options = {"num_heads": 4, "kernel_size": 5, "dropout": block.get("attention_dropout", 0.0), **shared, **stem}
     options.setdefault("head_fields", -(-len(out_type) // check_int("num_heads", options["num_heads"])))
     lifting = LiftingSelfAttention(in_type, out_type, **options)

@@ -105,6 +105,10 @@ def test_a_stem_that_attends():
     lifting = layers(own, LiftingSelfAttention)[0]
     assert (type(lifting.plain.encoding).__name__, lifting.plain.dropout) == ("MLPEncoding", 0.1)
     assert lifting.plain.window == Window(5, "square")
+    options["block"]["window"] = "disc"
+    for size, window in ((5, Window(5, "disc")), (None, Window())):
+        made = HybridNet(C4, 1, 5, **options | {"stem": {"kernel_size": size}})
+        assert layers(made, LiftingSelfAttention)[0].plain.window == window
 
 
 def test_features_follow_the_last_norm():
