@@ -62,6 +62,11 @@ class _Dropout(PlainModule):
     def __init__(self, in_type: FieldType, p: float):
         super().__init__(in_type, in_type, torch.nn.Dropout(p))
 
+    def export(self) -> torch.nn.Module:
+        """The identity, as for escnn's own dropout."""
+        self.eval()
+        return torch.nn.Identity().eval()
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, p={self.plain.p:g}"
 

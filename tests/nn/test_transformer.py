@@ -146,8 +146,10 @@ def test_dropout_takes_channels_of_products_one_by_one():
     """Also beside their trivial representation, of which escnn does not say that the group permutes channels."""
     space = gspaces.no_base_space(direct_product(cyclic_group(2), cyclic_group(3)))
     fields = FieldType(space, [space.trivial_repr, space.regular_repr])
-    gone = dropout_of(fields, 0.5)(fields(torch.ones(60, 7))).tensor == 0
+    x, dropout = torch.ones(60, 7), dropout_of(fields, 0.5)
+    gone = dropout(fields(x)).tensor == 0
     assert {1, 2, 3, 4, 5} <= set(gone[:, 1:].sum(1).tolist())
+    assert dropout.export().train()(x).equal(x)
 
 
 def test_attention_maps_are_those_of_the_attention_inside():
