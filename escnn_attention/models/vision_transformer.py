@@ -73,7 +73,8 @@ class VisionTransformer(PretrainedMixin, PlainVisionTransformer):
         layer_scale: the initial gains of both branches of every block; None for no gains.
         norm_eps: the epsilon of all norms.
         block: further options of every :class:`TransformerBlock`, such as ``drop_path`` (of the last block; from 0 of
-            the first it rises by equal steps), ``dropout`` and ``qk_norm``.
+            the first it rises by equal steps), ``dropout`` and ``qk_norm``. Tokens stand in a row, so there are none of
+            windows, causal attention or convolutions.
 
     Attributes:
         num_classes: the number of classes, or None.

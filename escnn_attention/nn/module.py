@@ -103,10 +103,10 @@ class Wrapper(torch.nn.Module):
     plain: torch.nn.Module
 
     def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode, on the tensors of the arguments of the module.
+        """A copy as a plain torch module in eval mode, with the same arguments as tensors.
 
-        Coordinates of points are arguments of their own. It gives the same values and needs no escnn, neither to run
-        nor to be loaded.
+        Coordinates of points are the second argument, ``coords``; of a layer between two sets they are ``query_coords``
+        and ``key_coords``. It gives the same values and needs no escnn, neither to run nor to be loaded.
         """
         self.eval()
         return copy.deepcopy(self.plain).eval()
