@@ -136,6 +136,12 @@ def test_clouds_of_a_batch_are_read_by_the_formula(measured):
     )
 
 
+def test_large_scores_of_clouds_do_not_overflow():
+    pool, x = drawn(MIXED, PointAttentionPool), cloud(MIXED, 6)
+    x.tensor.mul_(1e5)
+    assert pool(x, torch.tensor([0, 0, 0, 1, 1, 1])).isfinite().all()
+
+
 def test_bad_arguments_of_clouds():
     pool, x = PointAttentionPool(MIXED, 3).double(), cloud(MIXED, 3)
     with pytest.raises(ValueError, match=r"^batch: cloud 1"):
