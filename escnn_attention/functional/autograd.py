@@ -86,7 +86,7 @@ def recompute(
     """
     if torch._C._are_functorch_transforms_active():  # which know no such thing
         return function(*arguments)
-    # Compilers know PyTorch's own contexts, in which a graph can be gone through backward once.
+    # Compilers support PyTorch's own contexts only, which allow one backward pass.
     contexts = create_selective_checkpoint_contexts if torch.compiler.is_compiling() else _keeping
     options: dict[str, Any] = {"context_fn": partial(contexts, [*keep])} if keep else {}
     out: Tensor = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=draws, **options)

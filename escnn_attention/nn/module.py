@@ -94,7 +94,7 @@ class GridModule(FieldModule):
 
 
 class Wrapper(torch.nn.Module):
-    """What wraps a plain torch module, which computes on tensors.
+    """Base class of layers around a plain torch module, which computes on tensors.
 
     Attributes:
         plain: the torch module.

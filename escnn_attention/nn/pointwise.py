@@ -55,7 +55,7 @@ class _Pointwise(PlainModule):
 
 
 class _Dropout(PlainModule):
-    """Dropout of channels, each by itself, also of trivial representations of products, which escnn refuses."""
+    """Dropout of single channels; escnn's refuses trivial representations of products of groups."""
 
     pointwise = True
 

@@ -47,7 +47,7 @@ class ExactBuffers(Versioned):
         self.register_buffer(name, rounded.copy_(exact), persistent=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state without constants that are the exact values, rounded, which copies and files then hold once."""
+        """The state without constants that equal their exact values, rounded: copies and files hold them once."""
         buffers = {**self._buffers}
         found = {name: b for name, exact in self._exact.items() if (b := buffers[name]) is not None and _is(b, exact)}
         rounded = {name: buffer.dtype for name, buffer in found.items()}
@@ -75,7 +75,7 @@ _exact_values: WeakValueDictionary[tuple[Any, ...], Tensor] = WeakValueDictionar
 
 
 def _one_of(exact: Tensor) -> Tensor:
-    """The tensor of equal numbers that other modules hold already, to which nobody writes; or this one."""
+    """An equal tensor that another module already holds, or this one; nobody writes to either."""
     if not _is_plain(exact):
         return exact
     digest = blake2b(exact.numpy().tobytes()).digest()
@@ -88,7 +88,7 @@ def _is(buffer: Tensor, exact: Tensor) -> bool:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether a tensor has numbers on the CPU, as those of exports and transforms have not."""
+    """Whether this is an ordinary tensor on the CPU, and none of an export or a transform."""
     apart = is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active()
     return type(x) is Tensor and x.device.type == "cpu" and not x.is_inference() and not apart
 

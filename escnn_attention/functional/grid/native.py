@@ -251,7 +251,7 @@ def _order(call: Arguments) -> _Order:
 
 
 def _laid_out(vectors: Tensor, order: _Order) -> Tensor:
-    """Vectors whose axes lie in memory in this order: the same, if they do, as to permute them takes longer."""
+    """Vectors whose axes lie in memory in this order; the same tensor if they already do, which saves time."""
     shape, strides, expected = vectors.shape, vectors.stride(), 1
     for axis in reversed(order.axes):
         # A program takes any number of images.
