@@ -116,7 +116,9 @@ def check_fit(model: Scheduled, data: Any, name: str) -> None:
     Fields are the scalars and vectors of grids, in the order of the data's channels.
     """
     network: Any = model.network
-    channels = getattr(getattr(network, "in_type", None), "size", getattr(network, "in_channels", None))
+    # The channels of somebody's network of points may be features and coordinates.
+    channels = getattr(network, "in_channels", None) if isinstance(model, Classifier) else None
+    channels = getattr(getattr(network, "in_type", None), "size", channels)
     told = {"num_classes": getattr(model, "num_classes", None), "num_targets": getattr(model, "num_targets", None)}
     for attribute, needed in {"in_channels": channels, **told}.items():
         given, what = getattr(data, attribute, None), attribute.partition("_")[2]

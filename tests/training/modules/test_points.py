@@ -333,6 +333,9 @@ def test_classes_are_those_of_the_data(sizes, channels, why):
     with nullcontext() if why is None else pytest.raises(UserError, match=why):
         check_fit(model, data, "network")
     check_fit(PointRegression(network), data, "network")
+    foreign = torch.nn.Linear(3, 12)
+    foreign.in_channels = 3  # with the coordinates
+    check_fit(PointClassifier(foreign, 3, 4), data, "network")
 
 
 def test_bad_arguments():
