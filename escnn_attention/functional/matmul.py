@@ -198,11 +198,11 @@ def grouped_linears(
 
     On the CPU parts of many numbers are a product each, so that their gradients need not be copied into one tensor.
     """
-    rows = math.prod(x.shape[:-1])  # in programs it may be any number
-    traced = needs_operators(x, weight, bias)
-    side_by_side = side_by_side and not traced  # PyTorch's operators read positions in any order
-    copied = bool(side_by_side) and x.device.type not in launch.DEVICES and math.prod(x.shape[1:-1]) < _MANY_POSITIONS
-    if parts > 1 and not traced and (copied or not side_by_side) and _is_simple(rows, weight, columns):
+    rows, positions = math.prod(x.shape[:-1]), math.prod(x.shape[1:-1])  # in programs they may be any numbers
+    few = x.device.type not in launch.DEVICES and not (isinstance(positions, int) and positions >= _MANY_POSITIONS)
+    by_rows = (few or not side_by_side) and not needs_operators(x, weight, bias)
+    copied, side_by_side = bool(side_by_side) and few and by_rows, side_by_side and not few
+    if parts > 1 and by_rows and _is_simple(rows, weight, columns):
         x, weight = of_one_precision(x, weight)
         bias = None if bias is None else bias.to(weight.dtype)
         return _one_product(x, gather_columns(weight, columns), bias, parts, copied)

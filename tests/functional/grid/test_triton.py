@@ -494,7 +494,7 @@ def operations_of(layer, images, monkeypatch) -> list[tuple[str, int]]:
 def test_windows_copy_nothing(monkeypatch):
     """Features of images reach the kernels, and the gradients the weights, without a copy, however they lie."""
     layer = GroupSelfAttention(FIELDS, FIELDS, 2, 3, backend="triton")
-    images = torch.randn(2, FIELDS.size, 4, 4)  # of fewer positions the CPU makes rows
+    images = torch.randn(2, FIELDS.size, 8, 8)  # of fewer positions the CPU makes rows
 
     def counts(lies):
         found = operations_of(layer, lies, monkeypatch)
