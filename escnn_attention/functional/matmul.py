@@ -201,7 +201,8 @@ def grouped_linears(
     rows, positions = math.prod(x.shape[:-1]), math.prod(x.shape[1:-1])  # in programs they may be any numbers
     few = x.device.type not in launch.DEVICES and not (isinstance(positions, int) and positions >= _MANY_POSITIONS)
     by_rows = (few or not side_by_side) and not needs_operators(x, weight, bias)
-    copied, side_by_side = bool(side_by_side) and few and by_rows, side_by_side and not few
+    copied = bool(side_by_side) and by_rows
+    side_by_side = side_by_side and not few
     if parts > 1 and by_rows and _is_simple(rows, weight, columns):
         x, weight = of_one_precision(x, weight)
         bias = None if bias is None else bias.to(weight.dtype)
@@ -346,10 +347,8 @@ def _one_product(
         made = y.view(len(x), math.prod(x.shape[1:-1]), parts, groups * outputs).permute(2, 0, 3, 1).contiguous()
         made = made.view(parts, len(x), groups, *shape[1:-1], *x.shape[1:-1])
         axes = (1, 0, *range(2 + last, 2 + last + space), *range(2, 2 + last))
-        found = list(made.unbind())
-        for i, part in enumerate(found):  # one by one, so that their gradients are put together as they lie
-            found[i] = part.permute(axes)
-        return found
+        # Permuted one by one, so that their gradients are put together as they lie in memory.
+        return [part.permute(axes) for part in made.unbind()]
     made = y.view(-1, parts, groups, outputs).permute(1, 2, 0, 3)
     made = made if y.device.type in launch.DEVICES else made.contiguous()
     return made.view(parts, groups, *x.shape[:-1], *shape[1:-1]).unbind()
