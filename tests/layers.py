@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,8 +150,18 @@ def redrawn(module: nn.Module, std: float = 1.0) -> nn.Module:
 
 def gradients(loss: Tensor, wanted: list[Tensor]) -> list[Tensor]:
     """The gradients of a loss; zeros by what it does not depend on."""
-    found = torch.autograd.grad(loss, wanted, allow_unused=True)
+    found = torch.autograd.grad(loss, wanted, allow_unused=True, retain_graph=True)
     return [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
+
+
+def assert_formula(
+    found: Tensor, expected: Tensor, wanted: Iterable[Tensor], rtol: float = 1e-10, atol: float = 1e-11
+) -> None:
+    """The values are those of a formula, and so are the gradients of a random sum of them."""
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+    weight, wanted = torch.randn_like(expected), list(wanted)
+    for a, b in zip(*(gradients((y * weight).sum(), wanted) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b, rtol=10 * rtol, atol=10 * atol)
 
 
 # Interpreted, "triton" takes seconds for each layer.

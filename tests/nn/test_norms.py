@@ -1,5 +1,6 @@
 """Batch norm of fields."""
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -19,7 +20,7 @@ from escnn_attention import (
 )
 from escnn_attention.functional import norms
 from tests import spaces
-from tests.layers import redrawn
+from tests.layers import assert_formula, redrawn
 
 C4 = gspaces.rot2dOnR2(4)
 
@@ -124,21 +125,6 @@ def test_fields_of_a_continuous_group(make):
         turned = norm(x.transform_fibers(g)).tensor
         torch.testing.assert_close(turned, norm(x).transform_fibers(g).tensor, atol=1e-7, rtol=1e-7)
     assert norm.plain.mean.tolist() == [float(c in (0, field_type.size - 1)) for c in range(field_type.size)]
-
-
-@pytest.mark.parametrize("kind", ["layer", "rms"])
-@pytest.mark.parametrize("space", [(), (3, 2)])
-def test_norms_of_poses_by_the_formula(kind, space):
-    """Over the fields of each pose at each position."""
-    module = redrawn(FieldLayerNorm(spaces.regular(gspaces.flipRot2dOnR2(3), 3), "pose", kind=kind, eps=0.1)).plain
-    x = 1 + torch.randn(2, 18, *space, dtype=torch.float64)
-    values = x.reshape(2, 3, 6, -1)
-    centred = values - values.mean(1, keepdim=True) if kind == "layer" else values
-    expected = module.weight[:, None, None] * centred / (centred.square().mean(1, keepdim=True) + 0.1).sqrt()
-    assert (module.bias is None) == (kind == "rms")
-    if kind == "layer":
-        expected = expected + (module.invariants @ module.bias).view(3, 6, 1)
-    torch.testing.assert_close(module(x).reshape(values.shape), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -382,39 +368,41 @@ def test_transforms_take_it_in_eval_mode():
     torch.testing.assert_close(torch.func.grad(loss)(x), expected.grad)
 
 
-@pytest.mark.parametrize("kind", ["layer", "rms"])
-@pytest.mark.parametrize("num_groups", [1, 2, 4])
-@pytest.mark.parametrize("alike", [True, False])
-@pytest.mark.parametrize("scope", ["position", "sample"])
-def test_groups_by_the_formula(scope, alike, num_groups, kind):
-    """Numbers and gradients, group by group."""
+NORMS = [
+    *(("pose", kind, 1, True) for kind in ("layer", "rms")),
+    *itertools.product(["sample"], ["layer", "rms"], [1, 2, 4], [True, False]),
+    *itertools.product(["position"], ["layer", "rms"], [1, 2], [True, False]),
+    *(("position", "layer", 4, True), ("position", "rms", 4, True), ("position", "rms", 4, False)),
+]
+"""Scopes, kinds, numbers of groups, and whether all four fields are regular."""
+
+
+@pytest.mark.sampled(20)
+@pytest.mark.parametrize("space", [(), (4,), (3, 2), (2, 3, 2)])
+@pytest.mark.parametrize(("scope", "kind", "num_groups", "alike"), NORMS)
+def test_is_the_formula(scope, kind, num_groups, alike, space):
+    """Numbers and gradients, group by group, or pose by pose."""
     quotient = C4.quotient_repr(2)
-    fields = spaces.regular(C4, 4) if alike else FieldType(C4, [C4.irrep(1), quotient, quotient, C4.regular_repr])
-    if kind == "layer" and scope == "position" and not alike and num_groups == 4:
-        with pytest.raises(ValueError, match=r"in_type: got .* makes a sign"):
-            FieldLayerNorm(fields, scope, kind=kind, num_groups=num_groups)
-        return
-    module = redrawn(FieldLayerNorm(fields, scope, kind=kind, eps=0.1, num_groups=num_groups))
-    x = (1 + torch.randn(2, fields.size, 3, 2)).double().requires_grad_()
-    over, start, expected = (1,) if scope == "position" else (1, 2, 3), 0, []
-    for g in range(num_groups):
-        part = FieldType(C4, fields.representations[g * 4 // num_groups : (g + 1) * 4 // num_groups])
-        y, has_mean = x[:, start : start + part.size], module.plain.mean[start : start + part.size].view(-1, 1, 1)
-        assert has_mean.sum() == sum(r.size for r in part.representations if r != C4.irrep(1))
-        if kind == "layer" and has_mean.any():
-            permuted = y[:, has_mean.flatten() == 1]
-            y = y - has_mean * permuted.mean(over, keepdim=True)
-        expected.append(y / (y.square().mean(over, keepdim=True) + 0.1).sqrt())
-        start += part.size
-    expected = torch.cat(expected, 1) * module.plain.weight[module.plain.field].view(-1, 1, 1)
+    fields = spaces.regular(C4, 4) if alike else FieldType(C4, [VECTOR, quotient, quotient, C4.regular_repr])
+    plain = redrawn(FieldLayerNorm(fields, scope, kind=kind, eps=0.1, num_groups=num_groups)).plain
+    space = space if space or alike else (5,)  # of a single position some groups would leave nothing
+    x = (1 + torch.randn(2, fields.size, *space)).double().requires_grad_()
+    over, ones = tuple(range(1, x.dim())) if scope == "sample" else (1,), len(space) * [1]
+    ends = [0, *(fields.fields_end[g * 4 // num_groups - 1] for g in range(1, num_groups + 1))]
+    parts = [list(range(start, end)) for start, end in itertools.pairwise(ends)]
+    if scope == "pose":
+        parts = [list(range(pose, 16, 4)) for pose in range(4)]
+    y, expected = x.clone(), x.clone()
+    for part in parts:
+        permuted = [c for c in part if alike or c > 1]  # not the vector
+        if kind == "layer" and permuted:
+            y[:, permuted] = x[:, permuted] - x[:, permuted].mean(over, keepdim=True)
+        expected[:, part] = y[:, part] / (y[:, part].square().mean(over, keepdim=True) + 0.1).sqrt()
+    expected = expected * plain.weight[plain.field].view(-1, *ones)
+    assert (plain.bias is None) == (kind == "rms")
     if kind == "layer":
-        expected = expected + (module.plain.invariants @ module.plain.bias).view(-1, 1, 1)
-    found = module(fields(x)).tensor
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    wanted = [x, *module.parameters()]
-    torch.testing.assert_close(
-        *(torch.autograd.grad(t.sin().sum(), wanted) for t in (found, expected)), rtol=1e-10, atol=1e-10
-    )
+        expected = expected + (plain.invariants @ plain.bias).view(-1, *ones)
+    assert_formula(plain(x), expected, [x, *plain.parameters()])
 
 
 def test_groups_of_scalars_are_torchs():

@@ -13,24 +13,6 @@ def layer_norm(field=(0, 0, 0, 1, 1, 2), mean=(1, 1, 1, 0, 0, 1), scope="positio
     return LayerNorm(field, mean, invariants, scope=scope, eps=eps, affine=affine)
 
 
-@pytest.mark.parametrize("has_mean", [[0, 1, 2, 5], [0, 1, 2, 3, 4, 5]])
-@pytest.mark.parametrize("scope", ["position", "sample"])
-@pytest.mark.parametrize("space", [(), (4,), (4, 3), (2, 3, 2)])
-def test_is_the_formula(scope, space, has_mean):
-    module = layer_norm(mean=[float(c in has_mean) for c in range(6)], scope=scope, eps=0.1).double()
-    with torch.no_grad():
-        module.weight.copy_(torch.tensor([2.0, 3.0, 5.0]))
-        module.bias.copy_(torch.tensor([0.75, -0.25]))
-    x = 3 + 2 * torch.randn(2, 6, *space).double()
-    over = (1,) if scope == "position" else tuple(range(1, x.dim()))
-    centred = x.clone()
-    centred[:, has_mean] -= x[:, has_mean].mean(over, keepdim=True)
-    scaled = centred / (centred.square().mean(over, keepdim=True) + 0.1).sqrt()
-    numbers = torch.tensor([[2, 2, 2, 3, 3, 5], [0.75, 0.75, 0.75, 0, 0, -0.25]]).double()
-    scale, shift = numbers.view(2, 6, *[1] * len(space))
-    torch.testing.assert_close(module(x), scale * scaled + shift, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("scope", ["position", "sample"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_statistics_of_half_precision_are_taken_in_single(dtype, scope):
@@ -69,13 +51,6 @@ def test_constant_input_gives_zero_and_not_nan():
     x.requires_grad_()
     layer_norm()(x).sum().backward()
     assert x.grad.isfinite().all()
-
-
-def test_gradients_numerically():
-    module = layer_norm().double()
-    for scope in "position", "sample":
-        module.scope = scope
-        assert torch.autograd.gradcheck(module, torch.randn(2, 6, 2, 2, dtype=torch.float64, requires_grad=True))
 
 
 @pytest.mark.parametrize("num_groups", [1, 2])
