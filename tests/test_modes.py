@@ -214,6 +214,24 @@ def test_no_mode_spoils_another(name, draw):
     check(CASES[name], draw.sample(MODES, 2))
 
 
+@pytest.mark.sampled(20)
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_what_autocast_rounds_is_for_autocast_only(name):
+    case = replace(CASES[name], training=False)
+    module = case.drawn().float().eval()
+    fresh, inputs = copy.deepcopy(module), case.inputs(module, dtype=torch.float32)
+
+    def output(of: nn.Module, *, rounds: bool) -> Tensor:
+        torch.manual_seed(2)
+        with torch.autocast("cpu", torch.bfloat16, enabled=rounds):
+            return case.output(of, *inputs)
+
+    rounded, precise = output(module, rounds=True), output(module, rounds=False)
+    torch.testing.assert_close(precise, output(fresh, rounds=False), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rounded, output(fresh, rounds=True), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.sampled(1, of="compiled graphs")
 def test_no_export_and_no_compiler_spoils_another_mode(draw):
     check(CASES["GroupSelfAttention"], draw.sample((exported, compiled, inference), 3))

@@ -100,7 +100,7 @@ class Derived(Generic[_T]):
     """What follows from the weights of a module, kept in evaluation without gradients while the weights are equal.
 
     Values are compared and not versions, which do not count what is written to ``weight.data``. On a GPU, which would
-    have to wait for a comparison, nothing is kept.
+    have to wait for a comparison, nothing is kept. What autocast rounds is kept for that autocast only.
 
     >>> weight, squares = torch.ones(2), Derived()
     >>> with torch.no_grad():
@@ -112,16 +112,17 @@ class Derived(Generic[_T]):
     """
 
     def __init__(self) -> None:
-        self._known: tuple[Tensor, _T] | None = None
+        self._known: tuple[Tensor, torch.dtype, _T] | None = None
 
     def of(self, weight: Tensor, make: Callable[[Tensor], _T], training: bool) -> _T:
         """``make(weight)``."""
         if training or torch.is_grad_enabled() or weight.device.type != "cpu" or is_followed(weight):
             return make(weight)
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
         known = self._known
-        if known is None or known[0].dtype != weight.dtype or not torch.equal(known[0], weight):
-            self._known = known = weight.clone(), make(weight)
-        return known[1]
+        if known is None or known[1] != dtype or known[0].dtype != weight.dtype or not torch.equal(known[0], weight):
+            self._known = known = weight.clone(), dtype, make(weight)
+        return known[2]
 
     def __reduce__(self) -> tuple[type[Derived[_T]], tuple[()]]:
         """Nothing of it in copies and files."""
