@@ -232,6 +232,21 @@ def test_what_autocast_rounds_is_for_autocast_only(name):
     torch.testing.assert_close(rounded, output(fresh, rounds=True), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(20)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("Crop", "DropPath", "ScalePooling")])
+def test_outputs_may_be_changed_in_place(name):
+    """As by ``ReLU(inplace=True)``; the others give what they got, or keep what they give."""
+    case = CASES[name]
+    module = case.drawn()
+    inputs = [t.requires_grad_() for t in case.inputs(module)]
+    found = []
+    for double in (lambda y: y.mul(2), lambda y: y.mul_(2)):
+        torch.manual_seed(2)
+        loss = double(case.output(module, *inputs)).sin().sum()
+        found.append(gradients(loss, [*inputs, *module.parameters()]))
+    _assert_same(*found)
+
+
 @pytest.mark.sampled(1, of="compiled graphs")
 def test_no_export_and_no_compiler_spoils_another_mode(draw):
     check(CASES["GroupSelfAttention"], draw.sample((exported, compiled, inference), 3))

@@ -347,7 +347,7 @@ class _Map(torch.autograd.Function):
         ctx.irreps, ctx.parts = irreps, parts
         weights = irreps.weights(weight)
         ctx.save_for_backward(weight, weights, *given)
-        return irreps.compute(given, bias, weights, parts, side_by_side)
+        return tuple(t.data for t in irreps.compute(given, bias, weights, parts, side_by_side))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
