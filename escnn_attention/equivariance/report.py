@@ -79,8 +79,9 @@ class EquivarianceReport:
         exact_sizes: for each layer that is not, the sizes of its input near the present one at which it is.
         convolution: for each interpolated element the relative error of one escnn convolution on the same features,
             whose kernels are steerable: the error due to interpolation and the grid alone.
-        rolls: for a module with layers on a torus, the relative error under a roll by one position along each axis, by
-            its name; for points with a period, that under shifts of each point by whole periods.
+        rolls: for a module with layers on a torus, the relative error under a roll along each axis, by its name: by the
+            fewest positions, of those that divide the side, for which it is at most the tolerance; by one position
+            where there are none. For points with a period, that under shifts of each point by whole periods.
 
     Example:
         >>> from escnn_attention import FieldLayerNorm, SiLU, equivariance_report
@@ -197,7 +198,8 @@ def equivariance_report(
     ``RestrictionModule``, the elements are those of the subgroup.
 
     Where some layers are on a torus (``padding_mode="circular"``), rolls are measured, too, and for points with a
-    ``period`` shifts by whole periods; in a network all layers have to be on it.
+    ``period`` shifts by whole periods; in a network all layers have to be on it. A network that halves the grid
+    commutes with rolls by multiples of 2 or a power of 2 only: the report names the fewest positions.
 
     Strides and pooling keep equivariance at some sizes only. The report names each layer that is not exact, with its
     input size and nearby sizes at which it is exact. A module that is not sequential is named by its class, with the
@@ -288,7 +290,7 @@ def equivariance_report(
     beside = None if x is None else convolution_beside(x, seed)
     found = () if x is None or beside is None else _errors("", beside, x, interpolated, False)[0]
     convolution = {r.element: r.relative for r in found}
-    return EquivarianceReport(tuple(rows), tolerance, exact_sizes, convolution, _rolls(module, at, others))
+    return EquivarianceReport(tuple(rows), tolerance, exact_sizes, convolution, _rolls(module, at, others, tolerance))
 
 
 def assert_equivariant(
@@ -432,7 +434,7 @@ def _others(
 
 
 @torch.no_grad()
-def _rolls(module: EquivariantModule, x: GeometricTensor, others: dict[str, Any]) -> dict[str, float]:
+def _rolls(module: EquivariantModule, x: GeometricTensor, others: dict[str, Any], tolerance: float) -> dict[str, float]:
     """The relative errors under rolls of a module that has layers on a torus; none for another, or for two sets."""
     found: dict[str, float] = {}
     if any(isinstance(value, GeometricTensor) for value in others.values()):
@@ -453,9 +455,14 @@ def _rolls(module: EquivariantModule, x: GeometricTensor, others: dict[str, Any]
     y = module(x, **others).tensor
     first = int(any(getattr(window, "causal", False) for window in windows))  # time has an end
     for axis in range(first, x.tensor.dim() - 2):
-        if y.shape[2:] == x.shape[2:]:
-            rolled = module(GeometricTensor(x.tensor.roll(1, axis + 2), x.type), **others).tensor
-            found[f"roll along axis {axis}"] = float((rolled - y.roll(1, axis + 2)).norm() / y.norm())
+        size, given = x.shape[axis + 2], y.shape[axis + 2]
+        errors = {}
+        for n in (n for n in range(1, size) if size % n == 0 and (given == 1 or n * given % size == 0)):
+            rolled = module(GeometricTensor(x.tensor.roll(n, axis + 2), x.type), **others).tensor
+            difference = rolled - y.roll(n * given // size, axis + 2)
+            errors[n] = float(difference.norm() / (y.norm() or 1))
+        for n in sorted(errors, key=lambda n: (_order(errors[n]) > tolerance, n))[:1]:
+            found[f"roll {f'by {n} ' if n > 1 else ''}along axis {axis}"] = errors[n]
     return found
 
 

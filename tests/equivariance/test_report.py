@@ -13,6 +13,7 @@ from escnn.group import SO2
 
 import escnn_attention
 from escnn_attention import (
+    AntialiasedPool,
     FieldLayerNorm,
     GroupSelfAttention,
     PointSelfAttention,
@@ -463,9 +464,30 @@ def test_rolls_on_tori():
     assert "NOT equivariant to rolls" in str(report)
     assert report.to_dict()["rolls"] == report.rolls
     assert equivariance_report(GroupSelfAttention(fields, fields, kernel_size=3), (1, 8, 5, 5)).rolls == {}
+    halved = nn.SequentialModule(on_torus, AntialiasedPool(fields, padding_mode="circular"), on_torus)
+    assert list(equivariance_report(halved, (1, 8, 6, 8)).rolls) == ["roll by 2 along axis 0", "roll by 2 along axis 1"]
     report = equivariance_report(PointSelfAttention(fields, fields, period=2.0, radius=0.8), (9, 8))
     assert report.rolls["shift by 2.0"] < 1e-12
     assert equivariance_report(PointSelfAttention(fields, fields, radius=0.8), (9, 8)).rolls == {}
+
+
+@pytest.mark.parametrize("widths", [(2, 2), (2, 2, 2)])
+def test_rolls_of_networks_that_halve_the_grid(widths):
+    """Networks of L levels commute with rolls by 2^(L - 1) positions; with those of convolutions at ends with none."""
+    g = gspaces.rot2dOnR2(4)
+    options = {"widths": widths, "attention": (0,) * (len(widths) - 1) + (1,), "num_heads": 1, "kernel_size": 3}
+    torus = FieldUNet(g, 1, 1, **options, padding_mode="circular")
+    step, sides = 2 ** (len(widths) - 1), (12, 12)
+    report = equivariance_report(torus, (1, 1, *sides), layers=False)
+    assert list(report.rolls) == [f"roll by {step} along axis {axis}" for axis in (0, 1)]
+    assert max(report.rolls.values()) < 1e-10
+    assert "NOT" not in str(report)
+    for part in torus.modules():
+        if isinstance(part, nn.R2Conv) and part.padding == 1:
+            part.padding_mode = "zeros"
+    report = equivariance_report(torus, (1, 1, *sides), layers=False)
+    assert list(report.rolls) == ["roll along axis 0", "roll along axis 1"]
+    assert "NOT equivariant to rolls" in str(report)
 
 
 def restricted(space, *ids):
