@@ -26,6 +26,7 @@ from escnn_attention.exporting.modules import exported_parts
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.arguments import (
     ConvolutionPadding,
+    PaddingMode,
     check_regular,
     check_same_gspace,
     check_type,
@@ -331,17 +332,20 @@ class ResidualBlock(GridModule):
             sizes: dict[str, Any] = {"padding": size // 2, "hidden": hidden, "attention_size": attention_size}
             return attended(fields, out_type, size, attention, **sizes, padding_mode=padding_mode)
 
-        pool: dict[str, EquivariantModule] = {"pool": HalvingPool(out_type)} if halve else {}
+        def pool() -> dict[str, EquivariantModule]:
+            mode: PaddingMode = "circular" if padding_mode == "circular" else "none"
+            return {"pool": HalvingPool(out_type, padding_mode=mode)} if halve else {}
+
         self.branch = sequence(
             norm_and_relu(in_type),
             convolution(in_type, kernel_size),
-            pool,
+            pool(),
             norm_and_relu(out_type),
             convolution(out_type, kernel_size),
         )
         self.shortcut: EquivariantModule = IdentityModule(in_type)
         if halve or in_type != out_type:
-            self.shortcut = sequence(convolution(in_type, 1), {"pool": HalvingPool(out_type)} if halve else {})
+            self.shortcut = sequence(convolution(in_type, 1), pool())
         self.halve, self.padding_mode = halve, padding_mode
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
@@ -350,8 +354,6 @@ class ResidualBlock(GridModule):
         return self.shortcut(x) + self.branch(x)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        if self.halve and self.padding_mode == "circular" and any(n % 2 for n in input_shape[2:]):
-            raise ValueError(f"input: got a torus of {tuple(input_shape[2:])}, needed even sides, which can be halved")
         return tuple(self.branch.evaluate_output_shape(input_shape))
 
     def export(self) -> torch.nn.Module:

@@ -189,7 +189,7 @@ class FieldUNet(PretrainedMixin, GridModule):
         self.encoder = torch.nn.ModuleList(layers(source, level) for level, source in enumerate(sources))
         check_bool("antialiased", antialiased)
         self.pools = torch.nn.ModuleList(
-            AntialiasedPool(fields, padding_mode=padding_mode) if antialiased else HalvingPool(fields, "avg")
+            (AntialiasedPool if antialiased else HalvingPool)(fields, "avg", padding_mode=padding_mode)
             for fields in types[:-1]
         )
         self.decoder = torch.nn.ModuleList(

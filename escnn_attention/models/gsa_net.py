@@ -102,7 +102,8 @@ class GSANet(EquivariantClassifier):
         readout: ``"max"`` for the logits above; ``"sum"`` for :math:`\max_h \sum_x W f(x, h)`, those of the published
             code.
         block: further options of every :class:`TransformerBlock`: ``attention_dropout`` and ``dropout``, by default
-            0.1; ``encoding``, ``window``, ``padding_mode`` and ``backend``, which the lifting layer shares;
+            0.1; ``encoding``, ``window``, ``padding_mode`` and ``backend``, which the lifting layer shares (with
+            ``"circular"`` the whole network is of tori, whose sides are even where they are halved);
             ``norm_kind`` and ``norm_eps``, of all norms of the network; ``drop_path`` (of the last block; from 0 of the
             first it rises by equal steps), ``layer_scale`` and ``qk_norm``. The default encoding is a
             :class:`SeparableEncoding` that all heads share, as published.
@@ -167,6 +168,9 @@ class GSANet(EquivariantClassifier):
         has_encoding = shared.get("encoding") is not None
         if not has_encoding:
             shared["encoding"] = SeparableEncoding(per_head=False)
+        mode = shared.get("padding_mode", "none")
+        if mode == "circular" and any(any(margins) for _, margins, _ in outline):
+            raise ValueError('crops: got margins with padding_mode="circular", and a torus has no border; needed 0')
         kind, eps = check_norm_kind(given.get("norm_kind")), given.get("norm_eps", 1e-5)
 
         def norm(fields: FieldType) -> tuple[EquivariantModule, ...]:
@@ -193,7 +197,7 @@ class GSANet(EquivariantClassifier):
                 stages[f"attention_{number}_{i}"] = SequentialModule(layer, *(norm(fields) if norm_between else ()))
             if pooled:
                 first = drop(fields, pool_dropout, "pool_dropout").values()
-                stages[f"pool_{number}"] = SequentialModule(*first, HalvingPool(fields))
+                stages[f"pool_{number}"] = SequentialModule(*first, HalvingPool(fields, padding_mode=mode))
         classes = regular_type(gspace, check_int("num_classes", num_classes))
         stages["classes"] = PoseLinear(fields, classes, projection="pointwise", bias=False)
         if readout == "sum":

@@ -10,10 +10,11 @@ from escnn.nn import EquivariantModule, FieldType, R2Conv, R3Conv, ReLU, Sequent
 from torch import Tensor, nn
 
 from escnn_attention._checks import check_bool, check_int, check_ints, check_option, check_sequence
+from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import BatchNorm, check_odd_widths, image_type, regular_type
 from escnn_attention.models.pretrained import PretrainedMixin
-from escnn_attention.nn.arguments import check_options, option_names
+from escnn_attention.nn.arguments import check_options, check_padding_mode, option_names
 from escnn_attention.nn.field_convolution import convolution_of
 from escnn_attention.nn.invariants import AttentionPool
 from escnn_attention.nn.norms import FieldLayerNorm, check_norm_kind, norm_of
@@ -53,6 +54,8 @@ class HybridNet(EquivariantClassifier):
             first it rises by equal steps). By default ``norm`` is ``"pre"``, ``keys`` are ``"own"``, ``head_fields``
             is the width divided by the number of heads, rounded up and at least 2, and the ``encoding`` is
             ``"convolutional"`` in windows, and for global attention ``"rotary"``, on a torus ``"mlp"``.
+            ``padding_mode="circular"`` makes the whole network one of tori, convolutions and poolings included: of
+            sides that are multiples of :math:`2^{L-1}` for L stages. Rolls by such multiples keep the logits.
         last_norm: whether a layer norm follows the last stage where that ends in attention.
         features: the number of regular fields of a last pointwise convolution; by default there is none.
         class_token: the options of an :class:`AttentionPool`, ``num_heads`` and ``head_fields``, whose token reads the
@@ -109,23 +112,26 @@ class HybridNet(EquivariantClassifier):
         check_option("pool", pool, get_args(PoolKind))
         halve = AntialiasedPool if check_bool("antialiased", antialiased) else HalvingPool
         given = dict(block or {})
-        options = {**block_defaults(kernel_size, given.get("padding_mode") == "circular"), **given}
+        mode = given.get("padding_mode", "none")
+        circular = check_padding_mode(fibers(gspace), gspace, mode)
+        beyond = "circular" if circular else "zeros"
+        options = {**block_defaults(kernel_size, circular), **given}
         blocks = iter(each_block(options, sum(attention), ("samples", "attention")))
         stages: dict[str, EquivariantModule] = {}
         for kind, name, width in outline:
             wider = fields if kind == "pool" else regular_type(gspace, width)
             if kind == "pool":
-                stages[name] = halve(fields, pool)
+                stages[name] = halve(fields, pool, padding_mode=mode)
             elif kind == "attention":
                 own = {"head_fields": head_fields_of(width, num_heads), **next(blocks)}
                 stages[name] = TransformerBlock(fields, wider, num_heads, kernel_size, **own)
             elif stages:
-                stages[name] = steerable_convolution(fields, wider, conv_kernel)
+                stages[name] = steerable_convolution(fields, wider, conv_kernel, beyond)
             elif isinstance(stem, Mapping):
                 stages["lifting"] = _lifting(fields, wider, stem, given)
             else:
                 check_odd_widths(stem=stem)
-                stages[name] = steerable_convolution(fields, wider, stem)
+                stages[name] = steerable_convolution(fields, wider, stem, beyond)
             fields = wider
         if attention[-1] and last_norm:
             stages["norm"] = norm_of(fields, check_norm_kind(options.get("norm_kind")))
@@ -204,6 +210,12 @@ def _lifting(
     """The stem of attention, of its own options and of those that it takes from the blocks."""
     check_options("stem", stem, ("num_heads", "kernel_size", *option_names(GroupSelfAttention)))
     shared = {name: block[name] for name in _SHARED if name in block}
+    mode = block.get("padding_mode", "none")
+    if stem.get("padding_mode", mode) != mode:
+        raise ValueError(
+            f"padding_mode: got {stem['padding_mode']!r} in stem and {mode!r} in block, needed the same, since the "
+            "network is a torus as a whole or not at all; leave it out of stem"
+        )
     if stem.get("kernel_size", 5) is None:  # it sees everything, and has no window
         shared.pop("window", None)
     options = {"num_heads": 4, "kernel_size": 5, "dropout": block.get("attention_dropout", 0.0), **shared, **stem}

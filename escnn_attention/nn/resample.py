@@ -67,13 +67,16 @@ class HalvingPool(PlainModule):
     Args:
         in_type: the type of the input and of the output; for ``kind="max"``, fields with pointwise nonlinearities.
         kind: ``"max"`` or ``"avg"``.
+        padding_mode: ``"none"``, or ``"circular"`` for tori, whose opposite sides are neighbours: for axes of even
+            length.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, in_type.size, *(n // 2 for n in space))``.
 
     Raises:
-        ValueError: a field that does not allow the maximum, no base space to pool over, or, on application, an axis
-            with a single position.
+        ValueError: a field that does not allow the maximum, no base space to pool over, a torus that the group does not
+            keep, or, on application, an axis with a single position, or one of a torus of odd length.
+        NotImplementedError: a torus for a continuous fiber group.
 
     Example:
         >>> import torch
@@ -90,7 +93,7 @@ class HalvingPool(PlainModule):
 
     resizes = True
 
-    def __init__(self, in_type: FieldType, kind: PoolKind = "max"):
+    def __init__(self, in_type: FieldType, kind: PoolKind = "max", *, padding_mode: PaddingMode = "none"):
         check_type("in_type", in_type)
         if check_option("kind", kind, ("max", "avg")) == "max":
             check_pointwise("in_type", in_type, 'kind="max"')
@@ -98,17 +101,24 @@ class HalvingPool(PlainModule):
         if not dimensions:
             raise ValueError("in_type: its gspace has no base space to pool over")
         super().__init__(in_type, in_type, self._pool(kind, dimensions))
-        self.kind = kind
+        self.kind, self.padding_mode = kind, padding_mode
+        self._circular = padding_mode != "none" and check_padding_mode(
+            fibers(in_type.gspace), in_type.gspace, padding_mode
+        )
 
     _pool: ClassVar[type[Any]] = PlainHalvingPool
 
     def _output_space(self, space: Sequence[int]) -> Sequence[int]:
         if min(space) < 2:
             raise ValueError(f"input: a grid of {'×'.join(map(str, space))} cannot be halved")
+        if self._circular and any(n % 2 for n in space):
+            raise ValueError(
+                f"input: got a torus of {'×'.join(map(str, space))}, needed even lengths along all axes, to be halved"
+            )
         return [n // 2 for n in space]
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, kind={self.kind!r}"
+        return f"{super().extra_repr()}, kind={self.kind!r}" + (", padding_mode='circular'" if self._circular else "")
 
 
 class AntialiasedPool(HalvingPool):
@@ -123,16 +133,13 @@ class AntialiasedPool(HalvingPool):
     Args:
         in_type: the type of the input and of the output; for ``kind="max"``, fields with pointwise nonlinearities.
         kind: ``"avg"``; or ``"max"``, the maximum over three positions along each axis in front of the blur.
-        padding_mode: ``"none"``, or ``"circular"`` for tori, whose opposite sides are neighbours: for axes of even
-            length.
+        padding_mode: as of :class:`HalvingPool`.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, in_type.size, *(n // 2 for n in space))``.
 
     Raises:
-        ValueError: as :class:`HalvingPool`; a torus that the group does not keep; on application, an axis of a torus of
-            odd length.
-        NotImplementedError: a torus for a continuous fiber group.
+        ValueError, NotImplementedError: as :class:`HalvingPool`.
 
     Example:
         >>> import torch
@@ -149,19 +156,5 @@ class AntialiasedPool(HalvingPool):
     plain: PlainAntialiasedPool
 
     def __init__(self, in_type: FieldType, kind: PoolKind = "avg", *, padding_mode: PaddingMode = "none"):
-        super().__init__(in_type, kind)
-        self.padding_mode = padding_mode
-        self.plain.circular = padding_mode != "none" and check_padding_mode(
-            fibers(in_type.gspace), in_type.gspace, padding_mode
-        )
-
-    def _output_space(self, space: Sequence[int]) -> Sequence[int]:
-        halved = super()._output_space(space)
-        if self.padding_mode == "circular" and any(n % 2 for n in space):
-            raise ValueError(
-                f"input: a torus of {'×'.join(map(str, space))} cannot be halved, needed even lengths along all axes"
-            )
-        return halved
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + (", padding_mode='circular'" if self.padding_mode == "circular" else "")
+        super().__init__(in_type, kind, padding_mode=padding_mode)
+        self.plain.circular = self._circular

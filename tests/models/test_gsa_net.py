@@ -130,6 +130,7 @@ def test_options_reach_the_layers():
         ({"pool": (True, False, True)}, ValueError, "pool: got 3 values, needed one for each stage, 2"),
         ({"expansion": (1, 0)}, ValueError, "expansion: got 0, needed at least 1"),
         ({"channels": 4}, ValueError, "channels: got 4, needed at least 6"),
+        ({"crops": (1, 0), "block": {"padding_mode": "circular"}}, ValueError, "crops: got margins .* torus"),
         ({"crops": (-1, 0)}, ValueError, "crops: got -1, needed at least 0"),
         ({"blocks": (0, 1), "crops": (0,), "expansion": (2, 1)}, ValueError, "expansion: a stage without blocks"),
         ({"input_dropout": 1.0}, ValueError, "input_dropout: got 1.0, needed a probability"),
@@ -148,6 +149,16 @@ def test_options_reach_the_layers():
 def test_mistakes(options, error, message):
     with pytest.raises(error, match=message):
         tiny(gspaces.rot2dOnR2(2), **options)
+
+
+def test_a_network_of_tori():
+    options = {"crops": (0, 0), "block": {"padding_mode": "circular"}}
+    network = tiny(gspaces.rot2dOnR2(4), **options).double().eval()
+    x = torch.randn(1, 1, 6, 8, dtype=torch.float64)
+    assert (network(x.roll((2, 4), (2, 3))) - network(x)).abs().max() < 1e-12
+    assert (network(x.roll((1, 0), (2, 3))) - network(x)).abs().max() > 1e-6
+    with pytest.raises(ValueError, match=r"input: got a torus of 5×8, needed even"):
+        network(x[:, :, :5])
 
 
 def test_images_that_are_too_small_are_refused():

@@ -53,12 +53,29 @@ def test_blocks_see_their_own_pose_by_default():
         ({"kernel_size": None, "block": {"padding_mode": "circular"}, "convolutions": (1, 0, 0)}, "MLPEncoding", None),
     ):
         blocks, _, error = attention(**options)
-        assert error < 1e-10 or "block" in options  # convolutions with zeros beyond the border are not on a torus
+        assert error < 1e-10
         for plain in blocks:
             found = type(plain.encoding).__name__, plain.window.kernel_size, plain.keys, plain.channels
             assert found == (encoding, window, "own", 2)
     _, (lifting,), _ = attention(stem={"num_heads": 2, "kernel_size": None})
     assert type(lifting.encoding).__name__ == "MLPEncoding"  # of the layer, not of the blocks
+
+
+@pytest.mark.parametrize("options", [{}, {"antialiased": True}, {"stem": {"num_heads": 2, "kernel_size": 3}}], ids=str)
+def test_a_network_of_tori(options):
+    """Its logits do not change with rolls by as many positions as become one; those of a network with ends do."""
+    for mode in ("circular", "none"):
+        block = {"padding_mode": mode, "encoding": "mlp"}
+        network = HybridNet(C4, 1, 5, **{**SMALL, "kernel_size": 3, **options}, block=block).double().eval()
+        x = torch.randn(1, 1, 12, 12, dtype=torch.float64)
+        error = (network(x.roll((4, 8), (2, 3))) - network(x)).abs().max()
+        assert error < 1e-12 if mode == "circular" else error > 1e-6
+    torus = HybridNet(C4, 1, 5, **{**SMALL, **options}, kernel_size=3, block={"padding_mode": "circular"})
+    report = equivariance_report(torus.as_fields(), (1, 1, 12, 12), layers=False)
+    assert list(report.rolls) == ["roll by 4 along axis 0", "roll by 4 along axis 1"]
+    assert max(report.relative_error, *report.rolls.values()) < 1e-10
+    with pytest.raises(ValueError, match="input: got a torus of 5×6, needed even"):
+        torus(torch.randn(1, 1, 10, 12))
 
 
 def test_antialiasing_adds_no_parameters_and_weights_fit_both():
@@ -153,6 +170,8 @@ def test_attention_alone_can_widen():
         ({"features": 0}, ValueError, "features: got 0, needed at least 1"),
         ({"pool": "sum"}, ValueError, "pool: got 'sum', needed one of 'max', 'avg'"),
         ({"stem": "attention"}, TypeError, "stem: got 'attention'"),
+        ({"stem": {"padding_mode": "circular"}}, ValueError, "padding_mode: .* in stem and 'none' in block"),
+        ({"block": {"padding_mode": "zeros"}}, ValueError, "padding_mode: got 'zeros'"),
         ({"stem": {"heads": 2}}, TypeError, "heads: .*no such option"),
         ({"antialiased": "max"}, TypeError, "antialiased: got 'max', needed"),
         ({"class_token": 3}, TypeError, "class_token: got 3"),

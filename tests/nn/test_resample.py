@@ -99,7 +99,10 @@ def test_antialiased_pooling_of_a_torus(kind):
     rolled = pool(fields(x.roll(2, 2))).tensor
     torch.testing.assert_close(rolled, pool(fields(x)).tensor.roll(1, 2))
     assert (AntialiasedPool(fields, kind)(fields(x.roll(2, 2))).tensor - rolled).abs().max() > 1e-3
-    with pytest.raises(ValueError, match=r"input: a torus .* even"):
-        pool(fields(x[:, :, :5]))
+    for torus in (pool, HalvingPool(fields, kind, padding_mode="circular")):
+        torch.testing.assert_close(torus(fields(x.roll(2, 2))).tensor, torus(fields(x)).tensor.roll(1, 2))
+        with pytest.raises(ValueError, match=r"input: got a torus .* even"):
+            torus(fields(x[:, :, :5]))
+    assert "circular" in repr(torus)
     with pytest.raises(ValueError, match=r"padding_mode: .*subgroup of D4"):
         AntialiasedPool(spaces.regular(gspaces.rot2dOnR2(8), 1), padding_mode="circular")
