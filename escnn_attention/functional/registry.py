@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -167,7 +167,8 @@ class Registry(Generic[_C]):
             elif not entry.counts and call.normalization == "count":
                 reason = "it is for a softmax"
             else:
-                left = self.fold(call)[0] if entry.folds else call
+                with _nothing_saved():
+                    left = self.fold(call)[0] if entry.folds else call
                 reason = (entry.why_not_first(left) if asks else None) or entry.why_unsupported(left)
                 if reason is None:
                     return _Plan(name, entry, left is not call)
@@ -178,6 +179,13 @@ class Registry(Generic[_C]):
         _check_poses(call)
         linked = [self.packaged] if packaging() and not call.dropout else []
         return self._first(call, [("exported", entry) for entry in (*linked, *self.exported)])
+
+
+def _nothing_saved() -> AbstractContextManager[Any]:
+    """Where nothing is saved for a backward pass: a checkpoint expects both of its passes to save the same."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():  # which know no such hooks
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_nothing, torch.as_tensor)
 
 
 def _check_poses(call: Call) -> None:

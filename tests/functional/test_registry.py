@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from escnn_attention.functional import BACKENDS, ON_GRIDS, Backend, PositionalBias, attention, registry, working_memory
 from escnn_attention.functional.grid import dense, triton
@@ -69,6 +70,18 @@ def test_a_backend_is_chosen_once_for_calls_of_a_kind(monkeypatch):
     monkeypatch.setitem(BACKENDS, "blocked", replace(watched, why_unsupported=lambda _: "it is closed"))
     with pytest.raises(ValueError, match="it is closed"):
         attention(*arguments(), backend="blocked")
+
+
+def test_a_backend_is_chosen_within_a_checkpoint():
+    """Whose second pass, which knows the backend, saves as many tensors as the first."""
+    tensors, grid, terms = case(4, 4, 4, (3, 3), Window(), {"rotary"})
+
+    def outcome(*tensors):
+        return attention(*tensors, grid, terms, backend="blocked").square().sum()
+
+    ON_GRIDS.forget()
+    got = torch.autograd.grad(checkpoint(outcome, *tensors, use_reentrant=False), leaves(tensors, terms))
+    assert_same(got, torch.autograd.grad(outcome(*tensors), leaves(tensors, terms)))
 
 
 @pytest.mark.sampled(10)
