@@ -40,7 +40,7 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
     integrator, and with an invariant network rotated systems have rotated trajectories.
 
     Everything is differentiable, by second derivatives of V: :class:`PointSelfAttention` layers in the network are set
-    from ``backend="auto"`` to ``"neighbours"``, and ``"dense"``, which has none, is refused.
+    from ``backend="auto"`` to ``"neighbours"``, which takes the least memory for them.
 
     Args:
         potential: of ``(features, coords, batch=batch)`` to ``(B, 1)``, smooth in the coordinates: a
@@ -55,8 +55,7 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
         Positions and momenta ``(N, d)`` to trajectories ``(N, T, 2, d)``: see :meth:`rollout`.
 
     Raises:
-        ValueError: an unknown integrator, a scale that is not positive, or a layer whose backend has no second
-            derivatives.
+        ValueError: an unknown integrator, or a scale that is not positive.
 
     Example:
         >>> import torch
@@ -82,13 +81,8 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
         check_int("mass", mass, least=0)
         check_option("integrator", integrator, ("rk4", "leapfrog"))
         for module in potential.modules():
-            if isinstance(module, PointAttention):
-                if module.backend == "dense":
-                    raise ValueError(
-                        'potential: a layer has backend="dense", which has no second derivatives; needed "neighbours"'
-                    )
-                if module.backend == "auto":
-                    module.backend = "neighbours"
+            if isinstance(module, PointAttention) and module.backend == "auto":
+                module.backend = "neighbours"
         self.potential = potential
         self.mass = mass
         self.integrator: Integrator = integrator

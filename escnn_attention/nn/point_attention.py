@@ -92,8 +92,10 @@ class PointSelfAttention(PointLayer):
         backend: ``"auto"``, or a name from ``escnn_attention.functional.BETWEEN_POINTS``: ``"native"`` on the CPU and
             ``"triton"`` on CUDA, loops over queries and their keys; ``"neighbours"``, the same by PyTorch operations;
             ``"dense"``, PyTorch's fused attention, for whole clouds with an encoding that factorises (Fourier, rotary,
-            absolute, none), without second derivatives; ``"linear"``, one sum of keys and values for all points, with
-            ``normalization="count"`` and such an encoding; ``"reference"``, the formula.
+            absolute, none), whose second derivatives take memory for every score; ``"linear"``, one sum of keys and
+            values for all points, with ``normalization="count"`` and such an encoding; ``"reference"``, the formula.
+            ``"auto"`` takes ``"dense"`` from 64 points a cloud on, where coordinates require no gradient; if losses
+            have gradients by features, ``"neighbours"`` takes the least memory.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.

@@ -192,10 +192,15 @@ def test_backends():
     potential = PointTransformer(space, 2, 1, fields=2, num_blocks=1, num_heads=1, encoding="fourier")
     assert potential.blocks[0].attention.plain.backend == "auto"
     assert HamiltonianNetwork(potential).potential.blocks[0].attention.plain.backend == "neighbours"
-    dense = {"backend": "dense"}
-    potential = PointTransformer(space, 2, 1, fields=2, num_blocks=1, num_heads=1, encoding="fourier", attention=dense)
-    with pytest.raises(ValueError, match="second derivatives"):
-        HamiltonianNetwork(potential)
+    (q, p, features), found = system(), []
+    for backend in ("dense", "neighbours"):
+        torch.manual_seed(0)
+        options = {"num_blocks": 1, "num_heads": 1, "encoding": "fourier", "attention": {"backend": backend}}
+        network = HamiltonianNetwork(PointTransformer(space, 2, 1, fields=2, **options).double())
+        network(q, p, features, BATCH, num_frames=2, step=0.1).square().sum().backward()
+        found.append([w.grad for w in network.parameters() if w.grad is not None])
+    assert network.potential.blocks[0].attention.plain.backend == "neighbours"
+    torch.testing.assert_close(*found)
 
 
 def test_bad_arguments():

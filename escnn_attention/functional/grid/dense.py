@@ -7,9 +7,8 @@ output poses at a time; windows take tiles of queries with their halos, as many 
 
 Only the outputs are kept for the backward pass; it widens queries and keys again.
 
-There are no second derivatives: the fused kernels have none and raise an error. Under
-``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` there are, with memory for every score; so it is under derivatives
-in forward mode and transforms of ``torch.func``, which no fused kernel has rules for.
+The fused kernels have derivatives in reverse mode, of the first order. A backward pass that is to be differentiated,
+derivatives in forward mode and transforms of ``torch.func`` take PyTorch's formula, with memory for every score.
 
 Gradients need scores of moderate size. The fused kernels keep the logarithm of the sum of each query's exponentials and
 make probabilities from it again, with its rounding error. Errors of gradients, relative to the largest of them, are
@@ -25,6 +24,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -186,20 +186,45 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: _Tiles | None, scale: float,
         queries, keys = tiles.queries, tiles.keys
         seen = tiles.seen.repeat_interleave(query_poses, 1).repeat_interleave(k.shape[4], 2)
         mask = seen.repeat(poses, 1, 1)[None]
-    # The fused kernels have derivatives in reverse mode only.
-    with sdpa_kernel(SDPBackend.MATH) if is_transformed(q, k, v) else nullcontext():
-        out = F.scaled_dot_product_attention(
-            _arrange(q, queries, poses, of_keys),
-            _arrange(k, keys, poses, of_keys),
-            _arrange(v.unsqueeze(3), keys, poses, of_values),
-            attn_mask=mask,
-            dropout_p=dropout,
-            scale=scale,
-        )
+    transformed = is_transformed(q, k, v)
+    q_rows, k_rows = _arrange(q, queries, poses, of_keys), _arrange(k, keys, poses, of_keys)
+    vectors = (q_rows, k_rows, _arrange(v.unsqueeze(3), keys, poses, of_values))
+    options: dict[str, Any] = {"attn_mask": mask, "dropout_p": dropout, "scale": scale}
+    with sdpa_kernel(SDPBackend.MATH) if transformed else nullcontext():
+        out = F.scaled_dot_product_attention(*vectors, **options)
+    if out.requires_grad and not transformed and not torch.compiler.is_compiling():
+        out = _TwiceDifferentiable.apply(out, *vectors, options)
     out = out if out.shape[-1] == channels else out[..., :channels]
     out = out.unflatten(0, q.shape[:2]).unflatten(2, (poses, -1)).unflatten(4, (-1, query_poses))
     out = out.permute(0, 1, 3, 4, 2, 5, 6).flatten(2, 3)  # M, B, T·Q, H, J, C
     return out if tiles is None else out.index_select(2, tiles.place)
+
+
+class _TwiceDifferentiable(torch.autograd.Function):
+    """The output of a fused kernel, of queries, keys and values; a gradient of it with derivatives is the formula's."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.options = options
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return grad, None, None, None, None
+        if ctx.options["dropout_p"]:
+            raise RuntimeError(
+                "backend 'dense' has no second derivatives with dropout; needed 'neighbours' between points, 'blocked' "
+                "on grids"
+            )
+        # Views, since one may have been computed from another, whose gradient would count this way too.
+        leaves = [t.view_as(t) for t in ctx.saved_tensors]
+        wanted = [t for t in leaves if t.requires_grad]
+        with sdpa_kernel(SDPBackend.MATH):
+            out = F.scaled_dot_product_attention(*leaves, **ctx.options)
+        found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+        return (None, *(next(found) if t.requires_grad else None for t in leaves), None)
 
 
 def _arrange(x: Tensor, index: Tensor | None, poses: int, width: int) -> Tensor:

@@ -52,8 +52,8 @@ def why_not_first(call: PointCall) -> str | None:
         return f"clouds have fewer than {MANY} points"
     if not call.bias.factorises:
         return "the encoding does not factorise"
-    # A gradient by coordinates is a force, to be differentiated once more, which fused attention cannot be. With
-    # dropout the answer is the same without gradients, for the first pass of a reentrant checkpoint.
+    # A gradient by coordinates is a force, to be differentiated once more, for which fused attention holds every score.
+    # With dropout the answer is the same without gradients, for the first pass of a reentrant checkpoint.
     coords = points.coordinates
     if not coords.requires_grad or not (torch.is_grad_enabled() or call.dropout):
         return None

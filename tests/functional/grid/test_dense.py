@@ -140,13 +140,22 @@ def test_transforms_see_what_is_done(monkeypatch, window, terms, piece):
 
 
 @pytest.mark.parametrize("piece", [1, 2**24])
-def test_second_derivatives_only_without_fused_kernels(monkeypatch, piece):
+@pytest.mark.parametrize(("window", "terms"), [(Window(), {"waves", "pose"}), (Window(3), {"spatial"})])
+def test_second_derivatives(monkeypatch, window, terms, piece):
     monkeypatch.setattr(dense, "ENTRIES_PER_CHUNK", piece)
-    arguments = (*case(2, 2, 2, (3, 3), Window(), {"waves", "pose"}), "all")
-    with pytest.raises(RuntimeError, match="not implemented"):
-        twice_differentiated("dense", *arguments)
-    with sdpa_kernel(SDPBackend.MATH):
-        assert_same(twice_differentiated("dense", *arguments), twice_differentiated("reference", *arguments))
+    arguments = (*case(2, 2, 2, (3, 3), window, terms), "all")
+    with Watch() as watch:
+        found = twice_differentiated("dense", *arguments)
+    assert FUSED in watch.calls
+    assert_same(found, twice_differentiated("reference", *arguments))
+
+
+def test_no_second_derivatives_with_dropout(monkeypatch):
+    monkeypatch.setattr(dense, "why_no_kernel", lambda *_: None)
+    vectors, grid, terms = case(2, 2, 2, (3, 3), Window(), {"waves", "pose"})
+    out = attention(*vectors, grid, terms, dropout=0.3, backend="dense")
+    with pytest.raises(RuntimeError, match=r"second derivatives with dropout.*'blocked'"):
+        torch.autograd.grad(out.sum(), leaves(vectors, terms), create_graph=True)
 
 
 def test_a_batch_of_nothing():

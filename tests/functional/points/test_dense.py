@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from escnn_attention import PointSelfAttention
 from escnn_attention.functional.points import call, dense
+from escnn_attention.geometry.points import Cloud
 
 SPACE = gspaces.rot2dOnR2(4)
 TYPE = FieldType(SPACE, 2 * [SPACE.regular_repr])
@@ -163,3 +164,24 @@ def test_checkpoints_drop_the_same_keys_again_or_say_that_they_cannot(monkeypatc
         attention.plain.backend = "neighbours"
         expected = outcome(function)
     assert_close(outcome(lambda *inputs: checkpoint(function, *inputs, use_reentrant=reentrant)), expected)
+
+
+@pytest.mark.parametrize("encoding", ["rotary", "fourier", "absolute", "none"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_losses_of_gradients_by_features(encoding, checkpointed):
+    """As a potential of features has; ``"auto"`` takes fused attention for so many points."""
+    x, coords = points(70)
+    attention, found = layer(encoding, backend="auto"), []
+    assert dense.why_not_first(attention.plain.call(x, attention.plain._points(Cloud(coords)), None)) is None
+    for backend in ("auto", "neighbours"):
+        attention.plain.backend = backend
+
+        def energy(x: torch.Tensor) -> torch.Tensor:
+            return attention(GeometricTensor(x, TYPE, coords)).tensor.sin().sum()
+
+        out = checkpoint(energy, x, use_reentrant=False) if checkpointed else energy(x)
+        (force,) = torch.autograd.grad(out, x, create_graph=True)
+        leaves = [x, *attention.parameters()]
+        gradients = torch.autograd.grad(force.square().sum(), leaves, allow_unused=True)
+        found.append([g for g in gradients if g is not None and g.any()])
+    assert_close(*found)
