@@ -16,7 +16,7 @@ from escnn_attention.exporting.modules import exported_parts
 from escnn_attention.groups.sequences import sequence_space
 from escnn_attention.models.convolutions import regular_type
 from escnn_attention.models.pretrained import PretrainedMixin
-from escnn_attention.nn.arguments import check_options, check_type, check_types, option_names
+from escnn_attention.nn.arguments import check_passed_on, check_type, check_types
 from escnn_attention.nn.conditioning import ConditionedFieldNorm, condition_of
 from escnn_attention.nn.cross_attention import GroupCrossAttention
 from escnn_attention.nn.module import GridModule, check_field, check_input, check_mask, check_memory, on_tensors
@@ -25,7 +25,7 @@ from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.nn.transformer import TransformerBlock
 from escnn_attention.plain.image_networks import FieldTransformer as PlainFieldTransformer
 
-_TAKEN = ("condition", "cross_attention", "crop", "kernel_size", "norm", "norm_kind", "norm_scope")
+_TAKEN = ("condition", "cross_attention", "crop", "norm", "norm_kind", "norm_scope")
 _TYPES = ("query_type", "key_type", "out_type", "value_type")
 
 
@@ -126,12 +126,14 @@ class FieldTransformer(PretrainedMixin, GridModule):
             raise NotImplementedError(f"in_type: the fiber group {name} is continuous; needed a finite one")
         super().__init__(in_type, out_type)
         check_int("fields", fields)
-        offered = [name for name in option_names(TransformerBlock) if name not in _TAKEN]
         options, encoding, attending = (dict(given or {}) for given in (block, encoder_block, cross_attention))
-        check_options("block", options, offered)
-        check_options("encoder_block", encoding, [*offered, "kernel_size"])
-        of_cross_attention = [name for name in option_names(GroupCrossAttention) if name not in _TYPES]
-        check_options("cross_attention", attending, [*of_cross_attention, "kernel_size"])
+        check_passed_on(FieldTransformer, "block", options, TransformerBlock, _TAKEN)
+        for name, given, layer, taken in (
+            ("encoder_block", encoding, TransformerBlock, _TAKEN),
+            ("cross_attention", attending, GroupCrossAttention, _TYPES),
+        ):
+            others = {option: value for option, value in given.items() if option != "kernel_size"}
+            check_passed_on(FieldTransformer, name, others, layer, taken)
         if memory_type is None:
             check_unused("num_encoder_layers", num_encoder_layers, 0, "there is no memory_type")
             check_unused("cross_attention", attending, {}, "there is no memory_type")
@@ -158,7 +160,7 @@ class FieldTransformer(PretrainedMixin, GridModule):
         def attention() -> GroupCrossAttention | None:
             if self._encoded_type is None:
                 return None
-            return GroupCrossAttention(hidden, self._encoded_type, hidden, **{"num_heads": num_heads, **attending})
+            return GroupCrossAttention(hidden, self._encoded_type, hidden, num_heads, **attending)
 
         self.embedding = PoseLinear(in_type, hidden)
         shared = {"norm": "pre", "condition": condition, **options}

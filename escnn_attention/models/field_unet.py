@@ -169,7 +169,7 @@ class FieldUNet(PretrainedMixin, GridModule):
         self.padding_mode = padding_mode
         taken = ("samples", "attention", "condition", "padding_mode", "crop")
         usual = block_defaults(kernel_size, circular)
-        options = iter(each_block({**usual, **(block or {})}, 2 * sum(blocks) - blocks[-1], taken))
+        options = iter(each_block(FieldUNet, {**usual, **(block or {})}, 2 * sum(blocks) - blocks[-1], taken))
         shared: dict[str, Any] = {"num_heads": num_heads, "kernel_size": kernel_size, "padding_mode": padding_mode}
         beyond = "circular" if circular else "zeros"
 

@@ -290,7 +290,7 @@ def _half(what: str, fields: FieldType) -> dict[str, Any]:
 
 def _blocks(block: Mapping[str, Any], number: int) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
     """The options of each block besides its attention, and those of the attention of all of them."""
-    options = each_block(block, number, _TAKEN)
+    options = each_block(GSANet, block, number, _TAKEN)
     of_attention = [n for n in option_names(GroupSelfAttention) if n != "dropout"]
     rest = [{n: value for n, value in own.items() if n not in of_attention} for own in options]
     return iter(rest), {n: block[n] for n in of_attention if n in block}

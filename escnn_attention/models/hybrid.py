@@ -116,7 +116,7 @@ class HybridNet(EquivariantClassifier):
         circular = check_padding_mode(fibers(gspace), gspace, mode)
         beyond = "circular" if circular else "zeros"
         options = {**block_defaults(kernel_size, circular), **given}
-        blocks = iter(each_block(options, sum(attention), ("samples", "attention")))
+        blocks = iter(each_block(HybridNet, options, sum(attention), ("samples", "attention")))
         stages: dict[str, EquivariantModule] = {}
         for kind, name, width in outline:
             wider = fields if kind == "pool" else regular_type(gspace, width)

@@ -15,7 +15,7 @@ from escnn_attention.encodings import RotaryEncoding
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.convolutions import field_type_of, regular_type
-from escnn_attention.nn.arguments import check_options, option_names
+from escnn_attention.nn.arguments import check_passed_on
 from escnn_attention.nn.pointwise import PoseLinear, activation_of
 from escnn_attention.nn.transformer import PointTransformerBlock
 from escnn_attention.plain.point_network import PlatonicHead, PoseWaves
@@ -97,7 +97,7 @@ class PlatonicTransformer(CloudNetwork):
         options: dict[str, Any] = {"hidden_fields": 4 * fields, "activation": "gelu", "norm_kind": "layer"}
         options |= {"norm_scope": "pose", "keys": "own", "encoding": RotaryEncoding(scale=1.0, constant_keys=True)}
         options |= block or {}
-        check_options("block", options, option_names(PointTransformerBlock))
+        check_passed_on(PlatonicTransformer, "block", options, PointTransformerBlock, ("condition", "cross_attention"))
         self.embedding = PoseLinear(self.in_type, hidden, bias=False)
         if check_bool("positions", positions):
             if fields % 2:

@@ -20,7 +20,7 @@ from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.convolutions import field_type_of, regular_type
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
-from escnn_attention.nn.arguments import check_options, option_names
+from escnn_attention.nn.arguments import check_options, check_passed_on
 from escnn_attention.nn.heads import is_scalar
 from escnn_attention.nn.invariants import PowerSpectrum
 from escnn_attention.nn.module import PlainModule
@@ -146,7 +146,7 @@ class PointTransformer(CloudNetwork):
         hidden = _hidden_type(self.in_type, fields, chosen)
         width = invariant_vectors(hidden).shape[1] or len(hidden)
         options = dict(attention or {})
-        check_options("attention", options, [n for n in option_names(PointTransformerBlock) if n not in _OWN])
+        check_passed_on(PointTransformer, "attention", options, PointTransformerBlock, _OWN)
         if chosen is not None:
             options["samples"] = chosen
         if positions and (options.get("period") or getattr(relation, "period", None)) is not None:

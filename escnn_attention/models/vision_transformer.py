@@ -151,7 +151,8 @@ class VisionTransformer(PretrainedMixin, PlainVisionTransformer):
         of_equivariant: dict[str, Any] = {"norm_kind": "fields", "hidden_fields": hidden, "head_fields": per_head}
         of_ordinary: dict[str, Any] = {"hidden_fields": hidden * order, "head_fields": per_head * order}
         taken = (*tokens, *of_equivariant, "attention", "norm_scope", "registers", "samples", "crop", *_OF_GRIDS)
-        options = each_block({"activation": "gelu", **(block or {})}, equivariant + ordinary, taken)
+        given = {"activation": "gelu", **(block or {})}
+        options = each_block(VisionTransformer, given, equivariant + ordinary, taken)
         self.gspace, self.in_type, self.num_classes = gspace, in_type, num_classes
         self.hidden_type = _irreps(gspace, fields)
         trivial = gspaces.trivialOnR2() if gspace.dimensionality == 2 else gspaces.trivialOnR3()

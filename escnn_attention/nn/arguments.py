@@ -277,11 +277,23 @@ def option_names(layer: Callable[..., Any]) -> list[str]:
     return [*names, *(name for kind in unpacked for name in kind.__annotations__)]
 
 
-def check_options(owner: str, options: Mapping[str, Any], known: Collection[str]) -> None:
-    """Check that all names of ``options``, which ``owner`` was given, are known."""
+def check_options(
+    owner: str, options: Mapping[str, Any], known: Collection[str], others: Mapping[str, str] | None = None
+) -> None:
+    """Check that all names of ``options``, which ``owner`` was given, are known; ``others`` says why some are not."""
     for name in options:
         if name not in known:
-            raise TypeError(f"{name}: {owner} has no such option, needed some of {', '.join(known)}")
+            why = f" ({others[name]})" if others and name in others else ""
+            raise TypeError(f"{name}: {owner} has no such option{why}, needed some of {', '.join(known)}")
+
+
+def check_passed_on(
+    network: type, owner: str, options: Mapping[str, Any], layer: Callable[..., Any], taken: Collection[str]
+) -> None:
+    """Check the options ``owner`` of a network, which it passes on to a ``layer``: all but those ``taken``."""
+    others = dict.fromkeys(taken, f"{network.__name__} sets it or does without")
+    others |= dict.fromkeys(inspect.signature(network).parameters, f"{network.__name__} has it itself")
+    check_options(owner, options, [name for name in option_names(layer) if name not in taken], others)
 
 
 def choose_attention(

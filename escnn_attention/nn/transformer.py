@@ -22,6 +22,7 @@ from escnn_attention.nn.arguments import (
     PointBlockOptions,
     Required,
     check_options,
+    check_passed_on,
     check_pointwise,
     check_type,
     choose_attention,
@@ -194,7 +195,8 @@ class TransformerBlock(GridModule):
         super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
         check_option("norm", norm, ("gsa", "pre"))
         dropout = check_probability("dropout", dropout)
-        check_options(type(self).__name__, options, option_names(TransformerBlock))
+        others = dict.fromkeys(("stride", "scale_factor"), "it keeps the grid")
+        check_options(type(self).__name__, options, option_names(TransformerBlock), others)
         given: dict[str, Any] = {**options}
         attention_dropout = check_probability("attention_dropout", given.pop("attention_dropout", 0.0))
         self.condition = check_condition_size(given.pop("condition", None), norm_kind, norm)
@@ -333,12 +335,13 @@ class TransformerBlock(GridModule):
         return f"norm={self.norm!r}, crop={self.crop.margin}{condition}"
 
 
-def each_block(block: Mapping[str, Any] | None, blocks: int, taken: Collection[str]) -> list[dict[str, Any]]:
+def each_block(
+    network: type, block: Mapping[str, Any] | None, blocks: int, taken: Collection[str]
+) -> list[dict[str, Any]]:
     """The further options of each block of a network, without those ``taken``; ``drop_path`` is of the last block."""
     options = dict(block or {})
     # A network has no condition and no memory to call its blocks with.
-    taken = (*taken, "condition", "cross_attention")
-    check_options("block", options, [n for n in option_names(TransformerBlock) if n not in taken])
+    check_passed_on(network, "block", options, TransformerBlock, (*taken, "condition", "cross_attention"))
     rates = depth_rates(options.pop("drop_path", 0.0), blocks)
     return [{**options, "drop_path": rate} if rate else options for rate in rates]
 

@@ -207,6 +207,9 @@ def test_bad_arguments():
         head(spaces.scalars(gspaces.rot2dOnR2(-1), 2), spaces.scalars(gspaces.rot2dOnR2(-1), 2))
     with pytest.raises(TypeError, match=r"crop: .*no such option"):
         head(block={"crop": 1})
+    for name in ("block", "encoder_block", "cross_attention"):
+        with pytest.raises(TypeError, match=f"num_heads: {name} has no such option .*FieldTransformer has it"):
+            head(**{name: {"num_heads": 1}})
     with pytest.raises(ValueError, match="condition: FieldTransformer got None"):
         head()(spaces.random_field(ACTION, 5))
     with pytest.raises(ValueError, match=r"condition: FieldTransformer .*has none"):

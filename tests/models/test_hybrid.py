@@ -172,6 +172,13 @@ def test_attention_alone_can_widen():
         ({"stem": "attention"}, TypeError, "stem: got 'attention'"),
         ({"stem": {"padding_mode": "circular"}}, ValueError, "padding_mode: .* in stem and 'none' in block"),
         ({"block": {"padding_mode": "zeros"}}, ValueError, "padding_mode: got 'zeros'"),
+        (
+            {"block": {"num_heads": 2}},
+            TypeError,
+            r"num_heads: block has no such option \(HybridNet has it itself\), .*norm",
+        ),
+        ({"block": {"samples": 4}}, TypeError, r"samples: block .*\(HybridNet sets it or does without\)"),
+        ({"block": {"padding": 1}}, TypeError, "padding: block has no such option, needed"),
         ({"stem": {"heads": 2}}, TypeError, "heads: .*no such option"),
         ({"antialiased": "max"}, TypeError, "antialiased: got 'max', needed"),
         ({"class_token": 3}, TypeError, "class_token: got 3"),

@@ -15,7 +15,7 @@ from escnn_attention import (
     TimestepEmbedding,
     TransformerBlock,
 )
-from escnn_attention.models import FieldTransformer, HybridNet, PointTransformer
+from escnn_attention.models import FieldTransformer, HybridNet, PlatonicTransformer, PointTransformer
 from tests import spaces
 from tests.layers import assert_formula, drawn, redrawn
 from tests.packages import in_onnx
@@ -425,6 +425,7 @@ def test_networks_without_a_condition_refuse_blocks_with_one():
     for network in (
         lambda: HybridNet(C4, 1, 2, widths=(2, 2), convolutions=(1, 0), attention=(0, 1), block={"condition": 3}),
         lambda: PointTransformer(C4, 2, 1, fields=2, num_blocks=1, num_heads=1, attention={"condition": 3}),
+        lambda: PlatonicTransformer(C4, 2, 1, fields=2, num_blocks=1, num_heads=1, block={"condition": 3}),
     ):
-        with pytest.raises(TypeError, match=r"condition: .*no such option"):
+        with pytest.raises(TypeError, match=r"condition: .*no such option \(.* does without\)"):
             network()

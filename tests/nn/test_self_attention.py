@@ -409,7 +409,7 @@ def test_options_that_outputs_elsewhere_do_not_have():
     ):
         with pytest.raises(ValueError, match=message):
             GroupSelfAttention(types, types, 1, 3, **options)
-    with pytest.raises(TypeError, match=r"stride: .*no such option"):
+    with pytest.raises(TypeError, match=r"stride: .*no such option .it keeps the grid"):
         TransformerBlock(fields, fields, 1, 3, stride=2)
 
 
