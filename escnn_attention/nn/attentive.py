@@ -158,11 +158,8 @@ class FeatureAttention(PlainModule):
         return self.plain.attention_maps(check_input(input, self.in_type, self).tensor)
 
     def extra_repr(self) -> str:
-        plain = self.plain
         parts = [super().extra_repr(), *_attentions(self, "kernel_size")]
-        parts += shown(dilation=(plain.dilation, 1), statistics=(plain.statistics, ("mean", "max")))
-        parts += shown(padding_mode=(self.padding_mode, "zeros"))
-        return ", ".join([*parts, *shown(residual=(plain.residual, True))])
+        return ", ".join([*parts, *shown(padding_mode=(self.padding_mode, "zeros"))])
 
 
 def _attentions(layer: FeatureAttention | AttentiveConv, size: str) -> list[str]:
@@ -232,9 +229,6 @@ class PoseAttention(PlainModule):
     def attention_maps(self, input: GeometricTensor) -> Tensor:
         """The maps ``(B, poses, *space)``, of one pose on scalars: see :meth:`FeatureAttention.attention_maps`."""
         return self.plain.attention_maps(check_input(input, self.in_type, self).tensor)
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + ("" if self.plain.residual else ", residual=False")
 
 
 class AttentiveConv(PlainModule):
@@ -406,12 +400,9 @@ class AttentiveConv(PlainModule):
         return self.plain.attention_maps(x.tensor)
 
     def extra_repr(self) -> str:
-        plain, default = self.plain, Geometry()
         parts = [super().extra_repr(), f"kernel_size={self.kernel_size}", *_attentions(self, "attention_size")]
-        names = ("stride", "padding", "dilation", "attention_dilation")
-        parts += shown(**{name: (getattr(plain.geometry, name), getattr(default, name)) for name in names})
-        parts += shown(padding_mode=(self.padding_mode, "zeros"), residual=(plain.residual, True))
-        return ", ".join([*parts, *shown(bias=(plain.bias is not None, True))])
+        parts += shown(padding_mode=(self.padding_mode, "zeros"), bias=(self.plain.bias is not None, True))
+        return ", ".join(parts)
 
 
 def _check_attentions(

@@ -74,9 +74,6 @@ class PatchEmbedding(PlainModule):
         self.plain.check_space(space)
         return [n // self.plain.size for n in space]
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, size={self.plain.size}"
-
 
 class PatchDecoder(PlainModule):
     r"""Every equivariant map of fields to patches of an image: from the tokens of a transformer back to pixels.
@@ -120,9 +117,6 @@ class PatchDecoder(PlainModule):
 
     def _output_space(self, space: Sequence[int]) -> Sequence[int]:
         return [n * self.plain.size for n in space]
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, size={self.plain.size}"
 
 
 def _patches(

@@ -244,6 +244,3 @@ class PowerSpectrum(PlainModule):
             parts.append((columns, representation.change_of_basis_inv, of_coordinates, trivial, places))
         scalars = FieldType(in_type.gspace, int(starts[-1]) * [in_type.gspace.trivial_repr])
         super().__init__(in_type, scalars, PlainPowerSpectrum(parts, kind))
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.plain.extra_repr()}"

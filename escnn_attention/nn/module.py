@@ -141,6 +141,9 @@ class PlainModule(Wrapper, GridModule):
             self.evaluate_output_shape(tuple(x.shape))
         return GeometricTensor(self.plain(x.tensor), self.out_type, x.coords)
 
+    def extra_repr(self) -> str:
+        return ", ".join(filter(None, (super().extra_repr(), self.plain.extra_repr())))
+
 
 class MaskedModule(PlainModule):
     """An equivariant module around a plain one that supports a mask of positions."""

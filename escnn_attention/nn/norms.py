@@ -116,9 +116,6 @@ class FieldLayerNorm(PlainModule):
         super().__init__(in_type, in_type, plain)
         self.pointwise = scope != "sample"
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.plain.extra_repr()}"
-
 
 def _over_positions(in_type: FieldType, scope: NormScope) -> bool:
     """Whether the statistics are over positions as well."""
@@ -268,9 +265,6 @@ class FieldBatchNorm(PlainModule):
         field, mean = channels_of(in_type)
         plain = BatchNorm(field, mean, invariant_vectors(in_type), eps=check_eps(eps), momentum=momentum, affine=affine)
         super().__init__(in_type, in_type, plain)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.plain.extra_repr()}"
 
 
 def norm_of(

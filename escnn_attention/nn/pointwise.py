@@ -67,9 +67,6 @@ class _Dropout(PlainModule):
         self.eval()
         return torch.nn.Identity().eval()
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, p={self.plain.p:g}"
-
 
 class SiLU(_Pointwise):
     r"""The nonlinearity :math:`x \mapsto x\,\sigma(x)` (also Swish), on every channel.
@@ -377,9 +374,6 @@ class LayerScale(PlainModule):
         gain = check_length("initial", initial, "gain")
         super().__init__(in_type, in_type, PlainLayerScale(field_of_channels(in_type), gain))
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.plain.extra_repr()}"
-
 
 class DropPath(PlainModule):
     r"""Stochastic depth: in training a sample is zero with probability p, and else divided by :math:`1 - p`.
@@ -424,9 +418,6 @@ class DropPath(PlainModule):
         check_no_batch(x, batch)
         y = self.plain(x.tensor, batch, points=x.coords is not None)
         return GeometricTensor(y, self.out_type, x.coords)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, p={self.plain.p:g}"
 
 
 def ends_of(out_type: FieldType, layer_scale: float | None, drop_path: float = 0.0) -> list[EquivariantModule]:

@@ -54,9 +54,6 @@ class Crop(PlainModule):
             )
         return [n - 2 * self.margin for n in space]
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, margin={self.margin}"
-
 
 class HalvingPool(PlainModule):
     """Halves the grid by pooling, exactly equivariant at every size.
@@ -118,7 +115,7 @@ class HalvingPool(PlainModule):
         return [n // 2 for n in space]
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, kind={self.kind!r}" + (", padding_mode='circular'" if self._circular else "")
+        return super().extra_repr() + (", padding_mode='circular'" if self._circular else "")
 
 
 class AntialiasedPool(HalvingPool):

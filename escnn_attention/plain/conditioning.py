@@ -47,9 +47,6 @@ class Modulation(ExactBuffers):
             y = y + _over_channels(numbers[..., self.fields :] @ self.invariants.T.to(numbers.dtype), x)
         return y
 
-    def extra_repr(self) -> str:
-        return f"offset={self.offset:g}"
-
 
 def _over_channels(values: Tensor, x: Tensor) -> Tensor:
     """Values with the channels last, ``(B, size)`` or ``(B, *space, size)``, to be multiplied with features."""

@@ -129,6 +129,9 @@ class _Patches(ExactBuffers):
         bias = None if self.bias is None else (self.invariants @ self.bias).to(like.dtype)
         return kernel.to(like.dtype), bias
 
+    def extra_repr(self) -> str:
+        return f"size={self.size}"
+
 
 class PatchEmbedding(_Patches):
     """A convolution of images ``(B, C, *space)`` by patches that do not overlap: ``(B, channels, *(n / size))``."""

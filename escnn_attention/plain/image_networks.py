@@ -29,7 +29,7 @@ class PoseMean(torch.nn.Module):
         return x.mean(2, keepdim=True).expand_as(x).flatten(1, 2)
 
     def extra_repr(self) -> str:
-        return f"{self.poses}"
+        return f"poses={self.poses}"
 
 
 class PositionSum(torch.nn.Module):
