@@ -66,13 +66,52 @@ class Sheet:
         ax.set_yticks([])
         return ax
 
-    def cell(self, x: float, y: float, size: float, margin: float = 0.05) -> Axes:
-        """Axes in a square cell, with a margin in units of the cell on all sides."""
-        return self.panel(x + margin * size, y + margin * size, (1 - 2 * margin) * size)
-
     def text(self, x: float, y: float, text: str, **style: Any) -> Text:
         """Text that is centred vertically."""
         return self.figure.text((x + self.left) / self.width, 1 - y / self.height, text, va="center", **style)
+
+    def bar(self, x: float, y: float, height: float, picture: Any, names: Sequence[str], **style: Any) -> None:
+        """A scale of colours, with names at equal distances from the lowest value to the highest."""
+        ax = self.panel(x, y, 0.09, height)
+        ax.imshow(picture, aspect="auto", extent=(0, 1, 0, len(names) - 1), **style)
+        ax.yaxis.tick_right()
+        ax.set_yticks(range(len(names)), names, fontsize=7)
+        ax.tick_params(length=2, pad=2)
+
+
+class Table(Sheet):
+    """A figure of square cells in ``rows`` and ``columns``, which are given by the gaps in front of them.
+
+    ``x`` and ``y`` are the places of their upper left corners, ``size`` is their side, and the other arguments are the
+    space around all of them; the names of rows are on the left.
+    """
+
+    def __init__(
+        self,
+        size: float,
+        columns: Sequence[float],
+        rows: Sequence[float],
+        title: str,
+        note: str,
+        *,
+        left: float,
+        right: float = 0.15,
+        above: float = 0.0,
+        below: float = 0.15,
+    ):
+        self.size = size
+        self.x = left + np.cumsum(columns) + size * np.arange(len(columns))
+        self.y = self.TOP + above + np.cumsum(rows) + size * np.arange(len(rows))
+        super().__init__(self.x[-1] + size + right, self.y[-1] + size + below, title, note)
+
+    def cell(self, row: int, column: int, margin: float = 0.05) -> Axes:
+        """Axes in a cell, with a margin in units of the cell on all sides."""
+        margin *= self.size
+        return self.panel(self.x[column] + margin, self.y[row] + margin, self.size - 2 * margin)
+
+    def name(self, row: int, text: str, fontsize: float = 8.5) -> None:
+        """Write the name of a row."""
+        self.text(self.x[0] - 0.1, self.y[row] + self.size / 2, text, ha="right", fontsize=fontsize)
 
 
 class Frame:
@@ -168,11 +207,7 @@ def draw_over(
 
 def draw_bar(sheet: Sheet, x: float, y: float, height: float, scale: tuple[float, float]) -> None:
     """Draw the scale of :func:`draw_over`."""
-    bar = sheet.panel(x, y, 0.09, height)
-    bar.imshow(shaded(np.linspace(1, 0, 64)[:, None]), aspect="auto", extent=(0, 1, 0, 1))
-    bar.yaxis.tick_right()
-    bar.set_yticks([0, 1], [f"{value:.2f}" for value in scale], fontsize=7)
-    bar.tick_params(length=2, pad=2)
+    sheet.bar(x, y, height, shaded(np.linspace(1, 0, 64)[:, None]), [f"{value:.2f}" for value in scale])
 
 
 def as_change(value: float) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from escnn_attention.equivariance.inspection import evaluating, find_attention, on_fields, watch
 from escnn_attention.groups.fibers import Fibers
 from escnn_attention.nn.resample import Crop
-from escnn_attention.plotting._drawing import Frame, Sheet, figure_class, shaded
+from escnn_attention.plotting._drawing import Frame, Table, draw_image, figure_class, shaded
 from escnn_attention.plotting._elements import (
     as_drawn,
     check_image,
@@ -144,24 +144,21 @@ def plot_attention_maps(
 
 def _draw(rows: Sequence[_Row], table: Fibers, poses: Sequence[int], together: int, title: str, note: str) -> Figure:
     """The figure, with so many rows ``together`` and the columns named by ``poses``."""
-    cell = 1.15 if len(poses) <= 4 else 0.85
-    left, bottom, gap = 1.25, 0.15, 0.2
-    height = Sheet.TOP + cell * len(rows) + gap * (len(rows) // together - 1) + bottom
-    sheet = Sheet(left + cell * (1 + len(poses)) + 0.3, height, title, note)
+    few = len(poses) <= 4
+    gaps = [0.2 if r and not r % together else 0.0 for r in range(len(rows))]
+    sheet = Table(1.15 if few else 0.85, [0.0, 0.15, *[0.0] * (len(poses) - 1)], gaps, title, note, left=1.25)
     strongest = max(float(row.maps.max()) for row in rows) or 1.0
     for r, row in enumerate(rows):
-        y = Sheet.TOP + r * cell + gap * (r // together)
         identity = np.allclose(table.action[row.element], np.eye(2))
-        name = "as it is" if identity else f"transformed\n{name_element(table.action[row.element])}"
-        sheet.text(left - 0.12, y + cell / 2, name, ha="right", fontsize=9)
+        sheet.name(r, "as it is" if identity else f"transformed\n{name_element(table.action[row.element])}", 9)
         for column in range(1 + len(poses)):
-            ax = sheet.cell(left + column * cell + (0.15 if column else 0.0), y, cell)
+            ax = sheet.cell(r, column)
             _draw_panel(ax, row, None if column == 0 else (row.maps[column - 1] / strongest).sqrt().clamp(0, 1))
             if column:
                 Frame(ax, row.numbers[column - 1], table.order)
             if r == 0:
                 heading = f"pose {stacked(table.action[poses[column - 1]])}" if column else "input"
-                ax.set_title(heading, fontsize=9 if len(poses) <= 4 else 7.5, pad=4)
+                ax.set_title(heading, fontsize=9 if few else 7.5, pad=4)
     return sheet.figure
 
 
@@ -172,8 +169,7 @@ def _draw_panel(ax: Axes, row: _Row, weights: Tensor | None) -> None:
     # The image in units of the layer's grid, about the same centre.
     margin = [(n / part - n) / 2 for n, part in zip((h, w), row.covered, strict=True)]
     extent = (grid[0] - margin[1], grid[1] + margin[1], grid[2] + margin[0], grid[3] - margin[0])
-    opacity = 1.0 if weights is None else 0.35
-    ax.imshow(row.image.numpy(), cmap="gray_r", interpolation="nearest", extent=extent, alpha=opacity)
+    draw_image(ax, row.image.numpy(), faint=weights is not None, extent=extent)
     if weights is not None:
         ax.imshow(shaded(weights.numpy()), interpolation="nearest", extent=grid)
     ax.plot(row.query[1], row.query[0], marker="x", color="black", markersize=7, markeredgewidth=3.4)

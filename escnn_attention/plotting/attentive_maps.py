@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from escnn_attention.plotting._attended import Attended, AttentiveLayer, find_attentive, observe
 from escnn_attention.plotting._drawing import (
     Frame,
-    Sheet,
+    Table,
     as_change,
     draw_bar,
     draw_image,
@@ -109,34 +109,43 @@ def plot_attentive_maps(
     scale = extents([upright.passed, *(one.passed for one in seen.maps)])
     channel_scale = extents([f.channel for f in [upright, *seen.maps] if f.channel is not None] or [torch.zeros(1)])
 
-    poses = len(upright.passed)
+    poses, channels = len(upright.passed), upright.channel is not None
     cell = 1.0 if max(poses, len(columns)) <= 4 else 0.66
-    left, gap, bar = 0.95, 0.5, 0.6
-    block = cell * len(columns)
-    second, width = left + block + gap, left + block + (gap + block if back else 0)
-    top = Sheet.TOP + 0.25
-    bottom = top + cell * (1 + poses + (upright.channel is not None)) + 0.3
     what = f"field {field}" if field is not None else "mean over the fields"
     note = f"{name.removeprefix('stages.') or type(module).__name__}, {what}; frames of one colour and number: one map"
-    sheet = Sheet(width + bar, bottom + 0.3, title, note)
-
-    sheet.text(left + block / 2, Sheet.TOP - 0.1, "the image is transformed", ha="center", fontsize=9.5)
-    for column, (t, image, one) in enumerate(zip(columns, seen.images, seen.maps, strict=True)):
+    rows = [0.0, 0.1, *(poses - 1) * [0.0], *channels * [0.1]]
+    space: dict[str, float] = {"left": 0.95, "right": 0.6, "above": 0.25, "below": 0.45}
+    sheet = Table(cell, _there_and_back(len(columns), back), rows, title, note, **space)
+    _head(sheet, len(columns), "the image is transformed", "its maps are transformed back")
+    names = [f"pose {stacked(matrix)}" for matrix in columns[0].table.action] if poses > 1 else ["all poses"]
+    for row, label in enumerate([*names, *channels * ["channels"]], start=1):
+        sheet.name(row, label)
+    column, bottom = 0, sheet.y[-1] + cell + 0.15
+    for t, image, one in zip(columns, seen.images, seen.maps, strict=True):
         sources = [t.source(pose) for pose in range(poses)] if poses > 1 else [0]
-        place = (left + column * cell, top, cell)
-        _draw_column(sheet, place, t.name, image, one, one.passed, one.channel, sources, scale, channel_scale)
-    _name_rows(sheet, (left - 0.1, top, cell), columns[0], poses, upright.channel is not None)
+        _draw_column(sheet, column, t.name, image, one, sources, scale, channel_scale)
+        column += 1
     if back:
-        sheet.text(second + block / 2, Sheet.TOP - 0.1, "its maps are transformed back", ha="center", fontsize=9.5)
-        sheet.text(second - 0.08, bottom, "change:", ha="right", fontsize=7.5)
-        for column, (t, one, maps) in enumerate(zip(columns, seen.maps, seen.returned, strict=True)):
+        sheet.text(sheet.x[column] - 0.08, bottom, "change:", ha="right", fontsize=7.5)
+        for t, one, maps, change in zip(columns, seen.maps, seen.returned, seen.changes, strict=True):
             channel = None if one.channel is None else one.channel[:, t.images_of_poses(poses)]
-            place = (second + column * cell, top, cell)
-            _draw_column(sheet, place, t.name, seen.image, one, maps, channel, range(poses), scale, channel_scale)
-            below = as_change(seen.changes[column])
-            sheet.text(second + (column + 0.5) * cell, bottom, below, ha="center", fontsize=7.5)
-    draw_bar(sheet, width + 0.08, top + cell + 0.15, 0.9 * cell, scale)
+            returned = replace(one, passed=maps, channel=channel)
+            _draw_column(sheet, column, t.name, seen.image, returned, range(poses), scale, channel_scale)
+            sheet.text(sheet.x[column] + cell / 2, bottom, as_change(change), ha="center", fontsize=7.5)
+            column += 1
+    draw_bar(sheet, sheet.x[-1] + cell + 0.08, sheet.y[1] + 0.05, 0.9 * cell, scale)
     return sheet.figure
+
+
+def _there_and_back(number: int, back: bool) -> list[float]:
+    """The gaps in front of the columns of transformed images, and of their maps transformed back."""
+    return [*number * [0.0], *([0.5, *(number - 1) * [0.0]] if back else [])]
+
+
+def _head(sheet: Table, number: int, *headings: str) -> None:
+    """Write a heading above each so many columns."""
+    for first, heading in zip(range(0, len(sheet.x), number), headings, strict=False):
+        sheet.text(sheet.x[first] + number * sheet.size / 2, sheet.TOP - 0.1, heading, ha="center", fontsize=9.5)
 
 
 @dataclass(frozen=True)
@@ -176,45 +185,26 @@ def _see(
 
 
 def _draw_column(
-    sheet: Sheet,
-    place: tuple[float, float, float],
+    sheet: Table,
+    column: int,
     heading: str,
     image: npt.NDArray[np.float32],
     found: Attended,
-    maps: Tensor,
-    channel: Tensor | None,
     numbers: Sequence[int],
     scale: tuple[float, float],
     channel_scale: tuple[float, float],
 ) -> None:
-    """Draw an image and over it the maps, in frames of ``numbers``, from ``place`` (x, y, side of a cell) downwards."""
-    x, y, cell = place
-    ax = sheet.cell(x, y, cell)
+    """Draw an image, and over it the maps, in frames of ``numbers``."""
+    ax = sheet.cell(0, column)
     draw_image(ax, image)
-    ax.set_title(heading, fontsize=9 if cell > 0.8 else 7.5, pad=4)
-    y += cell + 0.1
-    for number, values in zip(numbers, maps, strict=True):
-        ax = sheet.cell(x, y, cell)
+    ax.set_title(heading, fontsize=9 if sheet.size > 0.8 else 7.5, pad=4)
+    for row, (number, values) in enumerate(zip(numbers, found.passed, strict=True), start=1):
+        ax = sheet.cell(row, column)
         draw_over(ax, image, values, scale, found.covered)
-        if len(maps) > 1:
-            Frame(ax, number, len(maps))
-        y += cell
-    if channel is not None:
-        _draw_channels(sheet.cell(x, y + 0.1, cell), channel.numpy(), numbers, channel_scale)
-
-
-def _name_rows(
-    sheet: Sheet, place: tuple[float, float, float], transformation: Transformation, poses: int, channels: bool
-) -> None:
-    """Write the names of the poses at the left of ``place`` (x, y, side of a cell)."""
-    x, y, cell = place
-    y += cell + 0.1
-    for matrix in transformation.table.action[:poses]:
-        label = f"pose {stacked(matrix)}" if poses > 1 else "all poses"
-        sheet.text(x, y + cell / 2, label, ha="right", fontsize=8.5)
-        y += cell
-    if channels:
-        sheet.text(x, y + 0.1 + cell / 2, "channels", ha="right", fontsize=8.5)
+        if len(numbers) > 1:
+            Frame(ax, number, len(numbers))
+    if found.channel is not None:
+        _draw_channels(sheet.cell(-1, column), found.channel.numpy(), numbers, channel_scale)
 
 
 def _draw_channels(
@@ -290,41 +280,36 @@ def plot_attentive_layers(
     columns, seen = _see(x, model, chosen, elements, angles, background)
 
     cell = 1.35 if len(columns) <= 4 else 1.0
-    left, right = 1.5, 1.1
-    end = left + cell * len(columns)
-    total = Sheet.TOP + cell * (1 + len(chosen)) + 0.05
+    room = _ROOM * cell
     group = columns[0].table.elements[0].group.name
     note = f"arrows: the strength of each pose ({group}); maps and arrows follow the image"
-    sheet = Sheet(end + right, total, title, note)
-    y = Sheet.TOP - _ROOM * cell
-    images = next(iter(seen.values())).images
-    for column, (transformation, image) in enumerate(zip(columns, images, strict=True)):
-        ax = sheet.cell(left + column * cell, y, cell, _ROOM)
+    space: dict[str, float] = {"left": 1.5, "right": 1.1, "above": -room, "below": room + 0.05}
+    sheet = Table(cell, len(columns) * [0.0], (1 + len(chosen)) * [0.0], title, note, **space)
+    end = sheet.x[-1] + cell
+    for column, (t, image) in enumerate(zip(columns, next(iter(seen.values())).images, strict=True)):
+        ax = sheet.cell(0, column, _ROOM)
         draw_image(ax, image)
-        ax.set_title(transformation.name, fontsize=10 if cell > 1.2 else 8, pad=4)
-    sheet.text(left - 0.08, y + cell / 2, "input", ha="right", fontsize=10)
-    sheet.text(end + 0.75, y + cell / 2, "change,\nmoved\nback", ha="center", fontsize=8)
+        ax.set_title(t.name, fontsize=10 if cell > 1.2 else 8, pad=4)
+    sheet.name(0, "input", 10)
+    sheet.text(end + 0.75, sheet.y[0] + cell / 2, "change,\nmoved\nback", ha="center", fontsize=8)
     labels = _shortened(list(chosen))
-    for name, layer in chosen.items():
-        y += cell
+    for row, (name, layer) in enumerate(chosen.items(), start=1):
         label = labels[name] or type(layer).__name__
-        sheet.text(left - 0.08, y + cell / 2, label, ha="right", fontsize=min(10.0, 130 / len(label)))
-        scale = _draw_row(sheet, (left, y, cell), seen[name], columns)
-        draw_bar(sheet, end + 0.02, y + _ROOM * cell, cell * (1 - 2 * _ROOM), scale)
-        sheet.text(end + 0.75, y + cell / 2, as_change(max(seen[name].changes)), ha="center", fontsize=8)
+        sheet.name(row, label, min(10.0, 130 / len(label)))
+        scale = _draw_row(sheet, row, seen[name], columns)
+        draw_bar(sheet, end + 0.02, sheet.y[row] + room, cell - 2 * room, scale)
+        change = as_change(max(seen[name].changes))
+        sheet.text(end + 0.75, sheet.y[row] + cell / 2, change, ha="center", fontsize=8)
     return sheet.figure
 
 
-def _draw_row(
-    sheet: Sheet, place: tuple[float, float, float], seen: _Seen, columns: Sequence[Transformation]
-) -> tuple[float, float]:
-    """Draw what one layer lets through of each image, from ``place`` (x, y, side of a cell) on; the scale of it."""
-    x, y, cell = place
+def _draw_row(sheet: Table, row: int, seen: _Seen, columns: Sequence[Transformation]) -> tuple[float, float]:
+    """Draw what one layer lets through of each image; the scale of it."""
     means = [one.passed.mean(0) for one in seen.maps]
     scale = extents(means)
     strongest = max(float(one.strength.max()) for one in seen.maps) or 1.0
     for column, (t, image, one, mean) in enumerate(zip(columns, seen.images, seen.maps, means, strict=True)):
-        ax = sheet.cell(x + column * cell, y, cell, _ROOM)
+        ax = sheet.cell(row, column, _ROOM)
         draw_over(ax, image, mean, scale, one.covered)
         if len(one.strength) > 1:
             _draw_arrows(ax, one.strength.numpy() / strongest, t)
@@ -425,34 +410,25 @@ def plot_attended_images(
 def _draw_images(rows: Sequence[_Seen], columns: Sequence[Transformation], back: bool, title: str, note: str) -> Figure:
     """The figure of all rows."""
     scale = extents([one.passed.mean(0) for row in rows for one in row.maps])
-    cell, left, gap, between = 0.8, 0.15, 0.35, 0.14
-    block = cell * len(columns)
-    top = Sheet.TOP + 0.25
-    width = left + block + (gap + block + 0.75 if back else 0) + 0.5
-    sheet = Sheet(width, top + (2 * cell + between) * len(rows) + 0.1, title, note)
-    blocks = [
-        (left, "the image is transformed"),
-        *([(left + block + gap, "its map is transformed back")] if back else []),
-    ]
-    for start, heading in blocks:
-        sheet.text(start + block / 2, Sheet.TOP - 0.1, heading, ha="center", fontsize=9.5)
-    end = blocks[-1][0] + block
-    draw_bar(sheet, end + 0.06, top + cell + 0.04 * cell, 0.92 * cell, scale)
+    cell, number = 0.8, len(columns)
+    space: dict[str, float] = {"left": 0.15, "right": 1.25 if back else 0.5, "above": 0.25, "below": 0.24}
+    gaps = [0.0, 0.0, *(len(rows) - 1) * [0.14, 0.0]]
+    sheet = Table(cell, _there_and_back(number, back), gaps, title, note, **space)
+    _head(sheet, number, "the image is transformed", "its map is transformed back")
+    end = sheet.x[-1] + cell
+    draw_bar(sheet, end + 0.06, sheet.y[1] + 0.04 * cell, 0.92 * cell, scale)
     if back:
-        sheet.text(end + 0.78, top - 0.1, "change", ha="center", fontsize=8)
-    y = top
-    for row in rows:
-        for k, (start, _) in enumerate(blocks):
-            for column, transformation in enumerate(columns):
-                x = start + column * cell
-                image = row.image if k else row.images[column]
-                ax = sheet.cell(x, y, cell, 0.04)
-                draw_image(ax, image)
-                if y == top:
-                    ax.set_title(transformation.name, fontsize=8, pad=3)
-                values = (row.returned[column] if k else row.maps[column].passed).mean(0)
-                draw_over(sheet.cell(x, y + cell, cell, 0.04), image, values, scale, row.upright.covered)
+        sheet.text(end + 0.78, sheet.y[0] - 0.1, "change", ha="center", fontsize=8)
+    for first, row in zip(range(0, len(gaps), 2), rows, strict=True):
+        maps = [*(one.passed for one in row.maps), *row.returned]
+        images = [*row.images, *number * [row.image]]
+        for column in range(len(sheet.x)):
+            ax = sheet.cell(first, column, 0.04)
+            draw_image(ax, images[column])
+            if not first:
+                ax.set_title(columns[column % number].name, fontsize=8, pad=3)
+            ax = sheet.cell(first + 1, column, 0.04)
+            draw_over(ax, images[column], maps[column].mean(0), scale, row.upright.covered)
         if back:
-            sheet.text(end + 0.78, y + cell, as_change(max(row.changes)), ha="center", fontsize=8)
-        y += 2 * cell + between
+            sheet.text(end + 0.78, sheet.y[first + 1], as_change(max(row.changes)), ha="center", fontsize=8)
     return sheet.figure

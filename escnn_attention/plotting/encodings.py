@@ -118,8 +118,8 @@ def plot_encoding(
                 ax.set_yticks(domain.ticks, domain.names, fontsize=7)
             if place + columns >= len(shown):
                 ax.set_xticks(domain.ticks, domain.names, fontsize=7)
-        x = left + columns * cell
-        _draw_bar(sheet.panel(x + 0.08, top, 0.09, min(high, 0.9 * cell)), limit)
+        x, names = left + columns * cell, [f"−{limit:.2g}", "0", f"{limit:.2g}"]
+        sheet.bar(x + 0.08, top, min(high, 0.9 * cell), np.linspace(1, -1, 64)[:, None], names, cmap="PuOr_r")
         if tables is not None:
             entries = tables[..., channel] - tables[0, :, channel].mean()
             _draw_table(sheet.panel(x + bar_width + 0.5, top, 0.9 * cell), entries[shown], shown)
@@ -278,15 +278,6 @@ def _draw(
             )  # fmt: skip
     ax.set_title(f"pose {name_element(table.action[pose])}", fontsize=8.5, pad=4)
     Frame(ax, pose, table.order)
-    ax.tick_params(length=2, pad=2)
-
-
-def _draw_bar(ax: Axes, limit: float) -> None:
-    """Draw the scale of colours, from ``-limit`` to ``limit``."""
-    scale = np.linspace(-limit, limit, 64)[:, None]
-    ax.imshow(scale, cmap="PuOr_r", aspect="auto", origin="lower", extent=(0, 1, -limit, limit))
-    ax.yaxis.tick_right()
-    ax.set_yticks([-limit, 0, limit], [f"−{limit:.2g}", "0", f"{limit:.2g}"], fontsize=7)
     ax.tick_params(length=2, pad=2)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from escnn_attention.equivariance.angles import relative_change
 from escnn_attention.equivariance.inspection import attention_layers, evaluating, find_layer, on_fields, watch
-from escnn_attention.plotting._drawing import Frame, Sheet, figure_class, map_style
+from escnn_attention.plotting._drawing import Frame, Table, draw_image, figure_class, map_style
 from escnn_attention.plotting._elements import (
     MOST_COLUMNS,
     Transformation,
@@ -192,46 +192,38 @@ def plot_feature_maps(
     chosen = {name: choose_field(name, values[0], fields.get(name)) for name, values in maps.items()}
 
     poses = table.order
-    cell = 0.95 if poses <= 4 else 0.62
-    left, right, gap, bottom = 1.75, 0.15, 0.28, 0.15
-    total = Sheet.TOP + cell * 1.25 + (cell * poses + gap) * len(maps) + bottom
+    few = poses <= 4
     note = f"frames of one colour and number: the same map, transformed ({x.type.gspace.fibergroup.name})"
-    sheet = Sheet(left + cell * len(columns) + right, total, title, note)
-    y = Sheet.TOP
+    gaps = [0.0, *len(maps) * [0.28, *[0.0] * (poses - 1)]]
+    sheet = Table(0.95 if few else 0.62, len(columns) * [0.0], gaps, title, note, left=1.75, below=0.3)
+    sheet.name(0, "input", 10)
     for column, (image, t) in enumerate(zip(images, columns, strict=True)):
-        ax = sheet.cell(left + column * cell, y, cell)
-        ax.imshow(as_drawn(image.tensor[0]).mean(0).numpy(), cmap="gray_r", interpolation="nearest")
-        ax.set_title(t.name, fontsize=10 if cell > 0.7 else 8, pad=3)
-    sheet.text(left - 0.1, y + cell / 2, "input", ha="right", fontsize=10)
-    y += 1.15 * cell
-    for name, values in maps.items():
-        y += gap / 2
-        # In type at which the name fits.
-        sheet.text(
-            left - 1.2, y + cell * poses / 2, f"{name}\n(field {chosen[name]})",
-            rotation=90, ha="center", fontsize=min(10.0, 120 * cell * poses / max(len(name), 1)),
-        )  # fmt: skip
-        _draw_stage(sheet, (left, y, cell), [value[chosen[name]].numpy() for value in values], columns)
-        y += cell * poses + gap / 2
+        ax = sheet.cell(0, column)
+        draw_image(ax, as_drawn(image.tensor[0]).mean(0).numpy())
+        ax.set_title(t.name, fontsize=10 if few else 8, pad=3)
+    for first, (name, values) in zip(range(1, len(gaps), poses), maps.items(), strict=True):
+        _draw_stage(sheet, first, f"{name}\n(field {chosen[name]})", [v[chosen[name]].numpy() for v in values], columns)
     return sheet.figure
 
 
 def _draw_stage(
-    sheet: Sheet,
-    place: tuple[float, float, float],
+    sheet: Table,
+    first: int,
+    name: str,
     maps: Sequence[npt.NDArray[np.float32]],
     columns: Sequence[Transformation],
 ) -> None:
-    """Draw the maps ``(poses, h, w)`` of each column, from ``place`` (x, y, side of a cell) on."""
-    (x, y, cell), table = place, columns[0].table
-    style = map_style(maps)
+    """Draw the maps ``(poses, h, w)`` of each column, from the ``first`` row on."""
+    table, style = columns[0].table, map_style(maps)
+    height = sheet.size * table.order
+    size = min(10.0, 120 * height / max(1, name.index("\n")))  # at which the name fits
+    sheet.text(sheet.x[0] - 1.2, sheet.y[first] + height / 2, name, rotation=90, ha="center", fontsize=size)
     for pose in range(table.order):
-        sheet.text(x - 0.1, y + cell / 2, f"pose {name_element(table.action[pose])}", ha="right", fontsize=8.5)
+        sheet.name(first + pose, f"pose {name_element(table.action[pose])}")
         for column, t in enumerate(columns):
-            ax = sheet.cell(x + column * cell, y, cell)
+            ax = sheet.cell(first + pose, column)
             ax.imshow(maps[column][pose], **style)
             Frame(ax, t.source(pose), table.order)
-        y += cell
 
 
 def animate_feature_maps(
@@ -341,24 +333,23 @@ def _draw_animation(frames: _Frames, title: str, note: str) -> tuple[Figure, Cal
     poses = table.order
     cell = 1.15 if poses <= 4 else 0.8 if poses <= 8 else 0.55
     big = 2 * cell + 0.3
-    left, gap, bottom = 0.15, 1.0, 0.5
-    start, top = left + big + gap, Sheet.TOP + 0.2
-    sheet = Sheet(start + cell * poses + 0.2, top + big + bottom, title, note)
-    ax = sheet.panel(left, top, big)
+    sheet = Table(cell, poses * [0.0], [0.0, 0.3], title, note, left=1.15 + big, right=0.2, above=0.2, below=0.5)
+    ax = sheet.panel(0.15, sheet.y[0], big)
     shade: dict[str, Any] = {"vmin": min(float(i.min()) for i in images), "vmax": max(float(i.max()) for i in images)}
     picture = ax.imshow(images[0], cmap="gray_r", interpolation="nearest", **shade)
     heading = ax.set_title("", fontsize=10, pad=5)
     style = map_style([*frames.maps, *frames.returned])
     rows = []
-    for y, label, values in ((top, "maps", frames.maps), (top + cell + 0.3, "rotated\nback", frames.returned)):
-        sheet.text(start - 0.12, y + cell / 2, label, ha="right", fontsize=9)
-        panels = [sheet.cell(start + p * cell, y, cell) for p in range(poses)]
+    stages: list[tuple[str, Sequence[npt.NDArray[Any]]]] = [("maps", frames.maps), ("rotated\nback", frames.returned)]
+    for row, (label, values) in enumerate(stages):
+        sheet.name(row, label, 9)
+        panels = [sheet.cell(row, pose) for pose in range(poses)]
         drawn = [panel.imshow(values[0][p], **style) for p, panel in enumerate(panels)]
         rows.append((panels, drawn, values))
     for pose, panel in enumerate(rows[0][0]):
         panel.set_title(f"pose {stacked(table.action[pose])}", fontsize=8.5 if poses <= 4 else 7, pad=4)
     upper, _ = ([Frame(panel, pose, poses) for pose, panel in enumerate(panels)] for panels, _, _ in rows)
-    said = sheet.text(start + cell * poses / 2, top + big + 0.22, "", ha="center", fontsize=9)
+    said = sheet.text(sheet.x[0] + cell * poses / 2, sheet.y[-1] + cell + 0.22, "", ha="center", fontsize=9)
 
     def show(step: int) -> Sequence[Artist]:
         picture.set_data(images[step])
