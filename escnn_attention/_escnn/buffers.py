@@ -51,9 +51,9 @@ def _deepcopy(self: EquivariantModule, memo: dict[int, Any]) -> EquivariantModul
     for buffer in self._buffers.values():
         if buffer is not None and not buffer.is_leaf:
             memo[id(buffer)] = buffer.detach().clone()
-    make, arguments, state, *_ = self.__reduce_ex__(4)
-    copied: EquivariantModule = make(*arguments)
-    memo[id(self)] = copied
+    # PyTorch's parametrized modules keep their state from pickle, and so from __reduce_ex__.
+    state = self.__dict__ if "parametrizations" in self._modules else self.__reduce_ex__(4)[2]
+    memo[id(self)] = copied = type(self).__new__(type(self))
     copied.__setstate__(copy.deepcopy(state, memo))
     return copied
 

@@ -4,6 +4,7 @@ import pytest
 import safetensors.torch
 import torch
 from escnn import gspaces, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import escnn_attention
 from escnn_attention._escnn.buffers import derived_buffers
@@ -54,6 +55,16 @@ def test_copies_give_the_same_and_share_nothing(network, training):
     network.train().train(training)
     assert torch.equal(copy.deepcopy(copied)(x).tensor, before)
     assert not torch.equal(network(x).tensor, before)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_parametrized_weights_are_copied(network, training):
+    weight_norm(network[0], "weights")
+    network.train(training)
+    copied, x = copy.deepcopy(network), features(network)
+    assert torch.equal(copied(x).tensor, network(x).tensor)
+    assert network[0].parametrizations.weights.original0 is not copied[0].parametrizations.weights.original0
+    torch.testing.assert_close(copied.export()(x.tensor), network.eval()(x).tensor)
 
 
 def test_a_copy_learns_where_it_trains(network):
