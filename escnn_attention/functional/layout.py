@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 LAYOUT = 1
 """The layout that the documentation describes ("Porting weights"); older state dicts say the same, or nothing."""
@@ -52,6 +53,15 @@ class Versioned(torch.nn.Module):
             )
             return
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        if local_metadata.get("assign_to_params_buffers"):
+            given = (t for name, t in state_dict.items() if name.startswith(prefix) and isinstance(t, Tensor))
+            like = next(filter(torch.is_floating_point, given), None)
+            for part in self.modules():
+                if isinstance(part, Versioned):
+                    part._follow(like)
+
+    def _follow(self, assigned: Tensor | None) -> None:
+        """Have constants that are in no state the precision and device of what ``load_state_dict`` assigns to it."""
 
 
 def without_prefix(state_dict: Mapping[str, Any], prefix: str) -> OrderedDict[str, Any]:

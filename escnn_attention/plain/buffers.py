@@ -23,7 +23,7 @@ class ExactBuffers(Versioned):
     An ordinary buffer that was made in float32 stays rounded to float32 after ``module.double()``, and with it every
     sine and cosine of the group: equivariance then holds to 1e-7 and not to 1e-15. The constants follow from the
     group and are not part of the ``state_dict``: a module that was made on the meta device has them after
-    ``module.to_empty(device=...)``.
+    ``module.to_empty(device=...)``, or after ``module.load_state_dict(state, assign=True)``.
     """
 
     __prepare_scriptable__ = refuse_scripting
@@ -69,6 +69,17 @@ class ExactBuffers(Versioned):
             if exact.is_floating_point() or was.is_meta:
                 self._buffers[name] = exact.to(device=rounded.device, dtype=rounded.dtype, copy=True)
         return self
+
+    def _follow(self, assigned: Tensor | None) -> None:
+        for name, exact in self._exact.items():
+            rounded = self._buffers[name]
+            assert rounded is not None
+            like = torch.empty(0, dtype=rounded.dtype) if assigned is None and rounded.is_meta else assigned
+            if like is None:
+                continue
+            dtype = like.dtype if exact.is_floating_point() else exact.dtype
+            if (rounded.dtype, rounded.device) != (dtype, like.device):
+                self._buffers[name] = exact.to(device=like.device, dtype=dtype, copy=True)
 
 
 _exact_values: WeakValueDictionary[tuple[Any, ...], Tensor] = WeakValueDictionary()

@@ -68,15 +68,26 @@ def of_escnn(module):
 
 
 @pytest.mark.sampled(8)
+@pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"attention_from_convolution"}))
-def test_made_on_the_meta_device(name):
+def test_made_on_the_meta_device(name, assign):
     case = CASES[name]
     expected = case.drawn().eval()
     if of_escnn(expected):
         pytest.skip("escnn makes its filters from numbers")
     with torch.device("meta"):
-        module = case.make()
-    module.to_empty(device="cpu").double().eval().load_state_dict(expected.state_dict())
+        module = case.make().double().eval()
+    if not assign:
+        module.to_empty(device="cpu")
+    module.load_state_dict(expected.state_dict(), assign=assign)
+    inputs = case.inputs(expected)
+    torch.testing.assert_close(case.output(module, *inputs), case.output(expected, *inputs), rtol=1e-12, atol=1e-12)
+
+
+def test_constants_follow_weights_that_are_assigned():
+    case = CASES["GroupSelfAttention, rotary"]
+    expected, module = case.drawn(), case.make()
+    module.load_state_dict(expected.state_dict(), assign=True)
     inputs = case.inputs(expected)
     torch.testing.assert_close(case.output(module, *inputs), case.output(expected, *inputs), rtol=1e-12, atol=1e-12)
 
