@@ -292,8 +292,9 @@ def nothing_seen(query: Tensor, key: Tensor) -> Tensor:
 def _centres_in_programs(coords: Tensor, batch: Tensor | None) -> Tensor:
     if batch is None:
         return coords.mean(0, keepdim=True)
-    same = (batch.unsqueeze(1) == batch).to(coords.dtype)
-    return same @ coords / same.sum(1, keepdim=True)
+    cloud = batch.clamp(min=-1)
+    same = (cloud.unsqueeze(1) == cloud).unsqueeze(2)
+    return torch.where(same, coords, 0.0).sum(1) / same.sum(1)  # no product: 0 times infinity is no number
 
 
 @in_programs(_centres_in_programs)

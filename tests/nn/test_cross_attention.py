@@ -913,3 +913,14 @@ def test_points_that_do_not_fit():
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+def test_centres_of_clouds_in_programs():
+    """Of hidden points, too, and beside a cloud with a point that is nowhere."""
+    coords, batch = torch.randn(6, 2), torch.tensor([-1, 1, 0, -2, 1, 0])
+    coords[1] = torch.nan
+    expected = cross_attention._centres(coords, batch)
+    assert expected.isnan().all(1).tolist() == (batch == 1).tolist()
+    torch.testing.assert_close(expected[0], coords[[0, 3]].mean(0))
+    traced = torch.jit.trace(cross_attention._centres, (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long)))
+    torch.testing.assert_close(traced(coords, batch), expected, equal_nan=True)
