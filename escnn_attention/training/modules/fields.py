@@ -31,9 +31,13 @@ class _Squares(Metric):
         self.squares += squares.detach().double()
         self.count += count
 
-    def compute(self) -> tuple[Tensor, Tensor]:
-        """The relative mean squared error and the root mean squared error of each field."""
-        return self.errors / self.squares, (self.errors / self.count).sqrt()
+    def compute(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The relative mean squared error of each field, its root mean squared error, and whether it has the former.
+
+        The relative error of a field whose targets are zero is NaN.
+        """
+        there = self.squares != 0
+        return self.errors / self.squares.where(there, torch.nan), (self.errors / self.count).sqrt(), there
 
 
 class FieldModule(Scheduled):
@@ -44,8 +48,8 @@ class FieldModule(Scheduled):
     .. math:: \ell = \frac1K \sum_k \frac{\sum_x |\hat y_k(x) - y_k(x)|^2}{\sum_x |y_k(x)|^2}
 
     A field whose targets are zero in the whole batch has no relative error, and is left out of the sum. The network is
-    measured by the same over all positions of a part of the data: ``error`` is the mean over the fields, and
-    ``error_0``, ``error_1``, ... are those of each, and ``rmse_0``, ... are
+    measured by the same over all positions of a part of the data: ``error`` is the mean over the fields whose targets
+    are not zero everywhere, and ``error_0``, ``error_1``, ... are those of each, and ``rmse_0``, ... are
     :math:`\sqrt{\langle |\hat y_k - y_k|^2 \rangle}`.
 
     Args:
@@ -129,9 +133,10 @@ class FieldModule(Scheduled):
 
     def _report(self, part: str) -> None:
         squares = getattr(self, f"{part}_squares")
-        errors, rmse = map(torch.atleast_1d, squares.compute())  # torchmetrics drops the axis of a single field
+        # torchmetrics drops the axis of a single field.
+        errors, rmse, there = map(torch.atleast_1d, squares.compute())
         squares.reset()
-        self.log(f"{part}_error", errors.mean().float(), rank_zero_only=False)
+        self.log(f"{part}_error", errors[there].mean().float(), rank_zero_only=False)
         for k, (error, root) in enumerate(zip(errors, rmse, strict=True)):
             self.log(f"{part}_error_{k}", error.float())
             self.log(f"{part}_rmse_{k}", root.float())

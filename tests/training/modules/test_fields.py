@@ -30,7 +30,7 @@ def test_relative_errors_over_the_whole_part():
     expected = torch.stack([squares[0][0] / squares[1][0], squares[0][1:].sum() / squares[1][1:].sum()])
     for part in (slice(0, 3), slice(3, 5)):  # batches of two sizes
         module._evaluate("valid", (outputs[part], targets[part]))
-    errors, rmse = module.valid_squares.compute()
+    errors, rmse, _ = module.valid_squares.compute()
     torch.testing.assert_close(errors.float(), expected)
     torch.testing.assert_close(rmse.float(), torch.stack([squares[0][0], squares[0][1:].sum()]).div(5 * 24).sqrt())
     module.log_mean = lambda *arguments: None
@@ -62,6 +62,26 @@ def test_a_field_that_is_zero_in_a_batch_moves_no_weights():
     assert not gradient[:, 0].any()
     assert gradient[:, 1:].all()
     assert module._loss(outputs, (outputs, torch.full_like(targets, torch.nan))).isnan()
+
+
+def test_a_field_that_is_zero_in_validation_is_left_out_of_the_error():
+    """By which the best epoch is chosen; what is not a number stays one."""
+    module, found = FieldModule(Given(), fields=(1, 2)), {}
+    module.log = lambda name, value, **_: found.update({name: value})
+    outputs, targets = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4)
+    targets[:, 0] = 0
+    for first in (1.0, 0.0, torch.nan):
+        outputs[0, 0, 0, 0] = first
+        module._evaluate("valid", (outputs, targets))
+        module.on_validation_epoch_end()
+        torch.testing.assert_close(found["valid_error"], found["valid_error_1"])
+        assert found["valid_error"].isfinite()
+        assert found["valid_error_0"].isnan()
+        outputs[:, 0] = 0
+    outputs[0, 1, 0, 0] = torch.nan
+    module._evaluate("valid", (outputs, targets))
+    module.on_validation_epoch_end()
+    assert found["valid_error"].isnan()
 
 
 def test_what_does_not_fit():
