@@ -428,7 +428,7 @@ def _factor(schedule: Schedule, rising: float, steps: float, drops: Sequence[int
         top = rising - 1
         if step <= top:
             return _cosine(1 / 25, 1.0, step / top if top else 1.0)
-        return _cosine(1.0, 1 / 25e4, (step - top) / max(1, steps - 1 - top))
+        return _cosine(1.0, 1 / 25e4, (step - top) / (steps - 1 - top or 1))
     if step < (rising := round(rising)):
         return step / rising
     if schedule == "constant":

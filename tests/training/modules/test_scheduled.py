@@ -378,19 +378,20 @@ def test_data_without_a_length_need_a_number_of_batches():
         fit(max_steps=2)
 
 
-@pytest.mark.parametrize("rising", [0, 1, 2.5, 12, 24])
+@pytest.mark.parametrize("rising", [0, 0.4, 1, 2.5, 12, 23.5, 24])
 def test_one_cycle_is_that_of_torch(rising):
     """Whose flanks cannot be empty: it divides by zero after the last step, or before the first."""
     optimiser = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     expected, part = [], 1 + 1e-6 if rising == 1 else rising
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1.0, 24, pct_start=part / 24, cycle_momentum=False)
-    for _ in range(23):
+    for step in range(24):
         expected.append(optimiser.param_groups[0]["lr"])
         optimiser.step()
-        schedule.step()
-    found = [_factor("one-cycle", rising, 24, (), 0.1, step) for step in range(23)]
+        if step < 23:
+            schedule.step()
+    found = [_factor("one-cycle", rising, 24, (), 0.1, step) for step in range(24)]
     assert found[1:] == pytest.approx(expected[1:], rel=1e-5)
-    assert found[0] == pytest.approx({0: expected[0], 1: 1.0}.get(rising, 1 / 25))
+    assert found[0] == pytest.approx({0: expected[0], 0.4: expected[0], 1: 1.0}.get(rising, 1 / 25))
 
 
 def test_plateau():
