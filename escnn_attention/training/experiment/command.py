@@ -89,6 +89,10 @@ class ExperimentCLI(LightningCLI):
         self.command, self.foreign = command, foreign
         super().__init__(**options)
 
+    def init_parser(self, **options: Any) -> LightningArgumentParser:
+        # Options that are read before all others have no short forms.
+        return super().init_parser(allow_abbrev=False, **options)
+
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """The command that is run, or all commands if it is unknown."""
         known = LightningCLI.subcommands()
@@ -340,7 +344,7 @@ def run_pretrained(arguments: Sequence[str]) -> Measured:
     in trainings. Task and data of a name are known, those of a folder are not.
     """
     about = "Measure a network that is trained already."
-    parser = ArgumentParser(prog="escnn-attention test", description=about, exit_on_error=False)
+    parser = ArgumentParser(prog="escnn-attention test", description=about, exit_on_error=False, allow_abbrev=False)
     parser.add_argument(_OPTION, required=True, help="A name of models.list_models(pretrained=True), or a folder.")
     parser.add_argument("--task", type=Task, default="classification", help="What it was trained for.")
     parser.add_subclass_arguments(pl.LightningDataModule, "data", required=False, help="By default those of the name.")

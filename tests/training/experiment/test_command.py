@@ -355,6 +355,13 @@ def test_a_refused_training_leaves_a_folder_as_it_was(configuration, tmp_path):
     assert os.listdir(folder) == ["notes.txt"]
 
 
+@pytest.mark.parametrize("option", ["--conf", "--tas", "--trainer.max_e"])
+def test_options_have_no_short_forms(option):
+    """By which they would not be known when the task is chosen."""
+    with pytest.raises(UserError, match=f"unrecognized arguments: {option} 3"):
+        run_experiment(["fit", "--folder", "run", option, "3"])
+
+
 @pytest.mark.slow
 def test_options_are_those_that_lightning_parses(configuration, monkeypatch, capsys):
     """Though by the parser of the command alone, which is made once."""
@@ -476,6 +483,7 @@ def test_a_name_knows_its_data_and_the_command_prints_the_accuracy(folder, tmp_p
         (["--pretrained", "hybrid"], "needed one of"),
         (["--pretrained", "./nothing", *DATA], "there is no folder"),
         (["--pretrained", "FOLDER"], "--data: FOLDER does not say"),
+        (["--pretrained", "FOLDER", *DATA, "--tas", "fields"], "unrecognized arguments: --tas fields"),
         (["--pretrained", "FOLDER", "--data", "escnn_attention.training.CIFAR10"], "for 1 channels, but CIFAR10 has 3"),
     ],
 )
