@@ -53,7 +53,8 @@ def _deepcopy(self: EquivariantModule, memo: dict[int, Any]) -> EquivariantModul
             memo[id(buffer)] = buffer.detach().clone()
     # PyTorch's parametrized modules keep their state from pickle, and so from __reduce_ex__.
     state = self.__dict__ if "parametrizations" in self._modules else self.__reduce_ex__(4)[2]
-    memo[id(self)] = copied = type(self).__new__(type(self))
+    copied: EquivariantModule = object.__new__(type(self))
+    memo[id(self)] = copied
     copied.__setstate__(copy.deepcopy(state, memo))
     return copied
 
