@@ -186,6 +186,7 @@ def equivariance_report(
     seed: int = 0,
     coords: torch.Tensor | None = None,
     arguments: Mapping[str, Any] | None = None,
+    elements: Sequence[GroupElement] | None = None,
 ) -> EquivarianceReport:
     r"""Measure the equivariance error of a module, and of each layer of a sequential one, in float64.
 
@@ -220,13 +221,14 @@ def equivariance_report(
             those that are a GeometricTensor, and others are invariant. The module is then measured as a whole. Random
             ones stand for a ``memory``, ``condition``, ``edge_attr`` or ``keys`` that this package's module needs and
             is not given.
+        elements: the elements that are measured; by default those above.
 
     Returns:
         the report; it prints as a table.
 
     Raises:
         TypeError: ``module`` is not an EquivariantModule.
-        ValueError: ``input_shape`` does not fit ``module.in_type``.
+        ValueError: ``input_shape`` does not fit ``module.in_type``, or ``elements`` of another group.
 
     Example:
         >>> from escnn_attention import equivariance_report
@@ -251,12 +253,12 @@ def equivariance_report(
         if isinstance(part, EquivariantModule) and type(part).__module__.startswith("escnn."):
             part.register_forward_hook(_in_double)
     at = features_on_points(module, shape, seed, coords) if points else features_on_grid(module, shape, seed, False)
-    elements, others = _elements(module), _others(module, at, arguments, seed)
+    measured, others = _elements(module, elements), _others(module, at, arguments, seed)
     layers = layers and not others
     grids = [] if points else [space]
     grids += [x.type.gspace for x in others.values() if isinstance(x, GeometricTensor) and x.coords is None]
-    exact = {g: same for g, same in elements.items() if all(maps_grid(grid, g) for grid in grids)}
-    interpolated = {g: same for g, same in elements.items() if g not in exact}
+    exact = {g: same for g, same in measured.items() if all(maps_grid(grid, g) for grid in grids)}
+    interpolated = {g: same for g, same in measured.items() if g not in exact}
     rows = []
     exact_sizes = {}
     named = [(WHOLE, module), *(layers_of(module) if layers else ())]
@@ -354,7 +356,7 @@ Elements = Mapping[GroupElement, Mapping[str, GroupElement]]
 """Elements, and the same ones by the names of the fiber groups to which a module restricts its features."""
 
 
-def _elements(module: EquivariantModule) -> Elements:
+def _elements(module: EquivariantModule, elements: Sequence[GroupElement] | None) -> Elements:
     """The elements under which a module should be equivariant: those of the last subgroup to which it restricts."""
     space, path = module.in_type.gspace, []
     for part in module.modules():
@@ -362,7 +364,9 @@ def _elements(module: EquivariantModule) -> Elements:
             path.append(space.restrict(part._id)[1])
             space = part.out_type.gspace
     found = {}
-    for g in elements_of(space.fibergroup):
+    for g in elements_of(space.fibergroup) if elements is None else elements:
+        if g.group != space.fibergroup:
+            raise ValueError(f"elements: got one of {g.group.name}, needed those of {space.fibergroup.name}")
         same = {g.group.name: g}
         for to_group in reversed(path):
             g = to_group(g)

@@ -195,7 +195,9 @@ def export(
         ),
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What to write: NAME.onnx or NAME.pt2.")],
-    size: Annotated[int | None, unset("Positions of images and fields along an axis.", "those of the data")] = None,
+    size: Annotated[
+        str | None, unset("Positions of images and fields along every axis, or along each: 32x64.", "those of the data")
+    ] = None,
     opset: Annotated[int | None, unset("Version of ONNX's operators.", "20")] = None,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Compile NAME.pt2 for processors like this one: the fastest.")
@@ -209,10 +211,11 @@ def export(
     console = Console()
     with console.status("loading torch and escnn"):
         from escnn_attention.training.errors import UserError
-        from escnn_attention.training.experiment.export import export_network
+        from escnn_attention.training.experiment.export import export_network, size_from
     try:
         with console.status(f"exporting {file.name}"):
-            written = export_network(source, file, size=size, opset=opset, compiled=compiled, replace=replace)
+            sides = None if size is None else size_from(size)
+            written = export_network(source, file, size=sides, opset=opset, compiled=compiled, replace=replace)
     except UserError as error:
         _fail(error)
     takes = "" if len(written.inputs) == 1 else f": {', '.join(written.inputs)}"

@@ -471,6 +471,19 @@ def test_rolls_on_tori():
     assert equivariance_report(PointSelfAttention(fields, fields, radius=0.8), (9, 8)).rolls == {}
 
 
+def test_elements_that_are_asked_for():
+    g = gspaces.rot2dOnR2(4)
+    fields = nn.FieldType(g, [g.regular_repr])
+    blocks = nn.PointwiseMaxPool2D(fields, 2)  # which leave out a column of odd sides
+    half = [g.fibergroup.element(0), g.fibergroup.element(2)]
+    report = equivariance_report(blocks, (1, 4, 8, 9), elements=half)
+    assert [row.element for row in report.rows if row.layer == "whole module"] == half
+    assert report.relative_error > 0.1
+    assert equivariance_report(blocks, (1, 4, 8, 9), elements=half[:1]).relative_error < 1e-12
+    with pytest.raises(ValueError, match="elements: got one of C8, needed those of C4"):
+        equivariance_report(blocks, (1, 4, 8, 9), elements=gspaces.rot2dOnR2(8).fibergroup.elements)
+
+
 @pytest.mark.parametrize("widths", [(2, 2), (2, 2, 2)])
 def test_rolls_of_networks_that_halve_the_grid(widths):
     """Networks of L levels commute with rolls by 2^(L - 1) positions; with those of convolutions at ends with none."""

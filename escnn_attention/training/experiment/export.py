@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.export import Dim
 
 from escnn_attention._checks import reason_of
-from escnn_attention.equivariance.report import EquivarianceReport, equivariance_report
+from escnn_attention._escnn.bases import elements_of
+from escnn_attention.equivariance.report import EquivarianceReport, equivariance_report, maps_grid
 from escnn_attention.exporting.loops import why_no_loops
 from escnn_attention.exporting.packaged import why_not_linked
 from escnn_attention.models import HamiltonianNetwork, compile_package, from_pretrained, list_models
@@ -36,6 +37,9 @@ from escnn_attention.training.files import atomic_file
 
 Run = Callable[..., Tensor]
 """The function in a file, of its inputs in their order."""
+
+Size: TypeAlias = int | Sequence[int] | None
+"""The positions of a grid along every axis, or along each."""
 
 _MOST_IMAGES = 2**31 - 1
 """Without a bound PyTorch 2.7 asks whether there are as many as its slices have for an end, and stops."""
@@ -66,9 +70,15 @@ def subject_of_grids(network: Any, shape: tuple[int, ...]) -> Subject:
     """A network of features ``(channels, *space)``: a classifier of images, or a network from fields to fields."""
 
     def equivariance(run: Run, tolerance: float) -> EquivarianceReport | None:
-        if getattr(network, "in_type", None) is None:
+        fields = getattr(network, "in_type", None)
+        if fields is None:
             return None
-        return equivariance_report(_GridsInFile(run, network), (2, *shape), layers=False, tolerance=tolerance)
+        # A file of unequal sides takes no grid with the sides swapped.
+        x = GeometricTensor(torch.zeros(1, *shape), fields)
+        of_grid = (g for g in elements_of(fields.fibergroup) if maps_grid(fields.gspace, g))
+        kept = [g for g in of_grid if x.transform(g).shape == x.shape]
+        file = _GridsInFile(run, network)
+        return equivariance_report(file, (2, *shape), layers=False, tolerance=tolerance, elements=kept)
 
     plain = network.export() if hasattr(network, "export") else copy.deepcopy(network).eval()
     free = {0: Dim("batch", max=_MOST_IMAGES)}
@@ -172,7 +182,7 @@ class _CloudsInFile(EquivariantModule):
         return (input_shape[0], self.out_type.size)
 
 
-def _subject_of(network: torch.nn.Module, source: str | Path, size: int | None, data: Any) -> Subject:
+def _subject_of(network: torch.nn.Module, source: str | Path, size: Size, data: Any) -> Subject:
     """A network from ``source``, with grids of ``size``, by default of that in the ``data``."""
     if isinstance(network, HamiltonianNetwork):
         raise UserError(
@@ -188,7 +198,7 @@ def _subject_of(network: torch.nn.Module, source: str | Path, size: int | None, 
     return subject_of_clouds(network)
 
 
-def _shape_of(network: torch.nn.Module, source: str | Path, size: int | None) -> tuple[int, ...]:
+def _shape_of(network: torch.nn.Module, source: str | Path, size: Size) -> tuple[int, ...]:
     """The channels and the grid of an input of the network, which it is tried with."""
     in_type, name = getattr(network, "in_type", None), type(network).__name__
     channels = getattr(network, "in_channels", getattr(in_type, "size", None))
@@ -199,9 +209,12 @@ def _shape_of(network: torch.nn.Module, source: str | Path, size: int | None) ->
         raise UserError(f"{source}: got {name}, needed {needed}; use its export() by hand")
     if size is None:
         raise UserError(f"--size: {source} does not say how large its {things} are; give it")
-    if size < 1:
-        raise UserError(f"--size: got {size}, needed a positive number")
-    shape = channels, *[size] * (2 if in_type is None else in_type.gspace.dimensionality)
+    dim = 2 if in_type is None else in_type.gspace.dimensionality
+    sides = [size] * dim if isinstance(size, int) else [*size]
+    if len(sides) != dim or min(sides) < 1:
+        got = "×".join(map(str, [size] if isinstance(size, int) else sides))
+        raise UserError(f"--size: got {got}, needed a positive number, or {dim}, one for each axis")
+    shape = channels, *sides
     x = torch.zeros(2, *shape)
     try:
         with torch.no_grad():
@@ -212,6 +225,19 @@ def _shape_of(network: torch.nn.Module, source: str | Path, size: int | None) ->
     if not isinstance(y, (Tensor, GeometricTensor)):
         raise UserError(f"{source}: {name} gives features of several levels; use its export() by hand")
     return shape
+
+
+def size_from(text: str) -> Size:
+    """The size that a text says: a number, or one for each axis with an x between them.
+
+    >>> size_from("28"), size_from("32x64")
+    (28, [32, 64])
+    """
+    try:
+        sides = [int(part) for part in text.replace("×", "x").split("x")]
+    except ValueError:
+        raise UserError(f"--size: got {text}, needed a number such as 28, or one for each axis: 32x64") from None
+    return sides if len(sides) > 1 else sides[0]
 
 
 def size_of_data(description: Any) -> int | None:
@@ -260,7 +286,7 @@ def export_network(
     source: str | Path,
     file: str | Path,
     *,
-    size: int | None = None,
+    size: Size = None,
     opset: int | None = None,
     compiled: bool = False,
     replace: bool = False,
@@ -281,8 +307,8 @@ def export_network(
             ``save_pretrained`` wrote, or a name of :func:`escnn_attention.models.list_models` that has weights.
         file: what to write: ``.onnx``, or ``.pt2`` for :func:`torch.export.load`, or with ``compiled`` for
             ``torch._inductor.aoti_load_package``.
-        size: the height and width of images, or the positions of fields along every axis; by default what the data of
-            the training, or of the name, have.
+        size: the positions of images or fields along every axis, or a number for each axis; by default what the data
+            of the training, or of the name, have.
         opset: the version of ONNX's operators, 20 by default.
         compiled: whether the file is a package of :func:`escnn_attention.models.compile_package`, for processors like
             the one that is there.
@@ -323,7 +349,7 @@ def export_network(
     return Exported(path, len(content), subject.things, subject.inputs, error, report)
 
 
-def _subject(source: str | Path, size: int | None) -> Subject:
+def _subject(source: str | Path, size: Size) -> Subject:
     """The subject of a training, or of a folder or name of pretrained weights."""
     path, names = Path(source), list_models(pretrained=True)
     if (path / CONFIGURATION).is_file() or (not path.exists() and str(source) in names):

@@ -182,6 +182,8 @@ def test_a_file_that_is_not_equivariant_says_so(folder, small, tmp_path):
         ("folder.pt2", {}, r"folder\.pt2 is a folder"),
         ("missing/n.pt2", {}, r"FILE: got .*n\.pt2, but there is no folder .*missing"),
         ("n.pt2", {"size": 0}, "--size: got 0, needed a positive number"),
+        ("n.pt2", {"size": (5, 0)}, "--size: got 5×0, needed a positive number, or 2, one for each axis"),
+        ("n.pt2", {"size": (5, 5, 5)}, "--size: got 5×5×5, needed a positive number, or 2"),
         ("n.onnx", {"compiled": True}, r"--compiled: got n\.onnx, needed a name that ends in \.pt2"),
     ],
 )
@@ -245,13 +247,16 @@ def actions(**options):
 
 
 @pytest.mark.sampled(1, of="exported files")
-@pytest.mark.parametrize(("make", "suffix"), [(unet, ".pt2"), (unet, ".onnx"), (actions, ".pt2")])
-def test_networks_from_fields_to_fields(make, suffix, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("make", "suffix", "size"),
+    [(unet, ".pt2", "7"), (unet, ".onnx", "7"), (actions, ".pt2", "7"), (unet, ".pt2", "6x9")],
+)
+def test_networks_from_fields_to_fields(make, suffix, size, tmp_path, monkeypatch):
     monkeypatch.setenv("_TYPER_FORCE_DISABLE_TERMINAL", "1")
     network, file = loaded(make(), monkeypatch), tmp_path / f"n{suffix}"
-    result = CliRunner().invoke(app, ["export", "run", str(file), "--size", "7"])
+    result = CliRunner().invoke(app, ["export", "run", str(file), "--size", size])
     assert result.exit_code == 0, result.output
-    shape = 3, *[7] * network.gspace.dimensionality
+    shape = 3, *([int(n) for n in size.split("x")] if "x" in size else [7] * network.gspace.dimensionality)
     assert f"for any number of fields {'×'.join(map(str, shape))}\n" in result.output
     assert "the file is equivariant: relative error " in result.output
     x = torch.randn(5, *shape)
@@ -276,7 +281,9 @@ def test_fields_that_are_not_equivariant(tmp_path, monkeypatch):
             plain.register_forward_hook(lambda _, inputs, output: output * torch.tensor([1.0, 2, 1]).view(3, 1, 1))
             return plain
 
-    assert export_network("run", tmp_path / "whole.pt2", size=6).report.relative_error < 1e-5
+    written = export_network("run", tmp_path / "whole.pt2", size=(6, 8))
+    assert written.report.relative_error < 1e-5
+    assert len(written.report.rows) == 4  # half of D4 keeps the sides
     network.__class__ = Broken
     written = export_network("run", tmp_path / "n.pt2", size=6)
     assert written.error < 1e-5
