@@ -371,15 +371,19 @@ def clouds(draw: Draw) -> Drawn:
 def networks(draw: Draw) -> Drawn:
     """Transformers on points, with any head, and their blocks."""
     space = points.SPACES[draw.choice(list(points.SPACES))]()
-    in_type, out_type = draw.fields(space), draw.choice([3, "vector", draw.fields(space)])
-    heads = {"readout": draw.choice(["clouds", "points"]), "head": {"poses": draw.choice(["mean", "max"])}}
+    in_type, out_type = draw.fields(space), draw.choice([3, "vector", "symmetric tensor", draw.fields(space)])
+    poses = ["mean", "max", *(["spectrum"] if out_type == 3 else [])]
+    heads = {"readout": draw.choice(["clouds", "points"]), "head": {"poses": draw.choice(poses)}}
     heads["pool"] = draw.choice(["mean", "sum", None, *(["max"] if isinstance(out_type, int) else [])])
-    attention = {"query": draw.choice(["own", "all"]), "keys": draw.choice(["all", "own"])}
+    attention = {"query": draw.choice(["own", "all"])}
+    attention |= draw.choice([{"keys": "all"}, {"keys": "own"}, {"kernel_features": 2}])
     number, positions = draw.randint(1, 2), draw.yes()
+    even_in = draw.choice([[], [], [0]])
     block, kind, block_type = draw.yes(0.3), draw.choice(["layer", "rms", "batch"]), draw.fields(space)
     if block:  # of a lone scalar norms leave nothing
         in_type, block_type = (t + spaces.regular(space, 2) for t in (in_type, block_type))
-    encoding = points.ENCODINGS[draw.choice([n for n in points.ENCODINGS if n not in ("rotary", "quadratic")])]
+    absent = ("rotary", "quadratic", *(["absolute"] if "kernel_features" in attention else []))
+    encoding = points.ENCODINGS[draw.choice([n for n in points.ENCODINGS if n not in absent])]
 
     def network(*_: Any, encoding: Any, num_heads: int, **options: Any) -> Layer:
         if block:
@@ -389,7 +393,7 @@ def networks(draw: Draw) -> Drawn:
         return models.PointTransformer(
             *(space, in_type, out_type),
             **{"fields": 2 * num_heads, "num_blocks": number, "num_heads": num_heads, "encoding": encoding},
-            **{"positions": positions, "attention": attention | options, **heads},
+            **{"positions": positions, "even_in": even_in, "attention": attention | options, **heads},
         )
 
     options = {"num_heads": draw.randint(1, 2), "head_fields": 4, "encoding": encoding, "query": "own"}
@@ -451,11 +455,21 @@ def at_points(
 
     def error(layer: Layer, x: GeometricTensor) -> float:
         with torch.no_grad():
-            y, worst = values(layer(x, **arguments)), 0.0
+            y, order, given = values(layer(x, **arguments)), torch.arange(number), arguments
+            if int(batch.max()) + 1 < number and not {"edge_index", "edge_attr"} & {*arguments}:
+                order = torch.randperm(number)
+                given = {name: t[order] for name, t in arguments.items()}
+            away = 0.0 if "relation" in options or encoding() == "absolute" else 3.0
+            moved = GeometricTensor(x.tensor[order], x.type, x.coords[order] + away)
+            z = values(layer(moved, **given))
+            worst = float((z - (y[order] if len(y) == number else y)).norm())
             for element in draw.sample(elements, min(4, len(elements))):
                 z = values(layer(x.transform(element), **arguments))
-                matrix = torch.as_tensor(layer.out_type.representation(element), dtype=y.dtype)
-                worst = max(worst, float((z - y @ matrix.T).norm()))
+                matrix, action = (
+                    torch.as_tensor(t(element), dtype=y.dtype)
+                    for t in (layer.out_type.representation, space.basespace_action)
+                )
+                worst = max(worst, float((z - (y @ matrix.T if y.dim() == 2 else action @ y @ action.T)).norm()))
         return worst / float(spaces.size_of(y))
 
     def formula(layer: Layer, x: GeometricTensor) -> Tensor:

@@ -5,6 +5,7 @@ A test is named after its seed: ``--seed`` with that number draws the same layer
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from dataclasses import replace
 
@@ -13,7 +14,13 @@ import torch
 from escnn.nn import GeometricTensor
 from torch import Tensor
 
-from escnn_attention import GroupSelfAttention, sequence_space
+from escnn_attention import (
+    GroupCrossAttention,
+    GroupSelfAttention,
+    LiftingSelfAttention,
+    PointSelfAttention,
+    sequence_space,
+)
 from escnn_attention.functional import BACKENDS
 from tests import spaces
 from tests.drawing import AROUND, KINDS, Draw, Drawn, Layer, around, values
@@ -116,6 +123,30 @@ def check_copies(layer: Layer, drawn: Drawn) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
 
 
+@torch.no_grad()
+def check_maps(layer: Layer, drawn: Drawn) -> None:
+    """Attention maps are the weights of the values in the output, and those of some queries a part of them."""
+    if type(layer) not in (GroupSelfAttention, LiftingSelfAttention, GroupCrossAttention, PointSelfAttention):
+        return
+    fields, named = drawn.given(layer, *drawn.tensors)
+    y, at_points, plain = layer(*fields, **named).tensor, fields[0].coords is not None, layer.plain
+    places = list(range(len(y)) if at_points else itertools.product(*map(range, y.shape[2:])))
+
+    def maps(places: list, *poses: list) -> Tensor:
+        return layer.attention_maps(*fields[:2], places, *poses, **named)
+
+    if isinstance(layer, GroupSelfAttention):
+        v = plain.call(fields[0].tensor, plain.positions(fields[0].tensor)).v
+    else:
+        rows = [t.tensor[None] if t.coords is not None else t.tensor.movedim(1, -1) for t in fields]
+        v = plain.to_heads(*(rows if at_points and len(rows) == 1 else [*rows, None][:3]))[2]
+    of_all = maps(places)
+    made = plain.project(torch.einsum("bmhqjpk,mbkpc->mbqhc", of_all.flatten(6), v.flatten(2, -3)))
+    made = made[0] if at_points else made.mT.view_as(y)
+    torch.testing.assert_close(torch.where(y == 0, y, made), y, rtol=1e-10, atol=1e-11)  # hidden queries give zeros
+    torch.testing.assert_close(maps(places[:1], [0]), of_all[:, :, :1, :1])
+
+
 @pytest.mark.sampled(27)
 def test_drawn(kind, seed):
     drawn = KINDS[kind][0](Draw(f"{seed} {kind}"))
@@ -125,6 +156,7 @@ def test_drawn(kind, seed):
     check_backends(layer, drawn)
     check_equivariance(layer, drawn)
     check_copies(layer, drawn)
+    check_maps(layer, drawn)
 
 
 AROUND_SPACES = spaces.ALL | {
@@ -173,6 +205,11 @@ def wrong_table(layer, _):
     layer.plain.inverse_action[:] = torch.eye(2)
 
 
+def wrong_maps(layer, monkeypatch):
+    exact = layer.attention_maps
+    monkeypatch.setattr(layer, "attention_maps", lambda *given: (1 + 1e-8) * exact(*given))
+
+
 def unsaved_number(layer, _):
     layer.plain.query_weight = 1 + 1e-8
 
@@ -183,6 +220,7 @@ def unsaved_number(layer, _):
         (check_backends, wrong_backend, "blocked: the error of the output is [1-9]"),
         (check_equivariance, wrong_table, "equivariance error [0-9.]+e([+]|-0[0-3])"),
         (check_copies, unsaved_number, "not close"),
+        (check_maps, wrong_maps, "not close"),
     ],
 )
 def test_what_is_wrong_is_found(check, spoil, message, monkeypatch):

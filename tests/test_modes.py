@@ -150,10 +150,16 @@ def exported(output: Function, module: nn.Module, inputs: list[Tensor]) -> Tenso
 
 
 def compiled(output: Function, module: nn.Module, inputs: list[Tensor]) -> Tensor | None:
+    """To one graph, with its gradients."""
     if not _takes_features_alone(module, inputs):
         return None
     torch._dynamo.reset()
-    return torch.compile(copy.deepcopy(module).export(), backend="aot_eager")(*inputs)
+    plain = copy.deepcopy(module).export()
+    run = torch.compile(plain, backend="aot_eager", fullgraph=True)
+    wanted = [inputs[0].requires_grad_(), *plain.parameters()]
+    found, expected = ([y, *gradients(y.square().sum(), wanted)] for y in (run(*inputs), plain(*inputs)))
+    _assert_same(found, expected)
+    return found[0]
 
 
 TRANSFORMS = (transformed_by_grad, transformed_by_jvp, transformed_by_vmap)
@@ -247,9 +253,14 @@ def test_outputs_may_be_changed_in_place(name):
     _assert_same(*found)
 
 
+COMPILED = [name for name in CASES if name.split(",")[0] in ("GroupSelfAttention", "AttentiveConv")]
+COMPILED += ["LiftingSelfAttention", "DilationSelfAttention", "DilationLiftingSelfAttention"]
+
+
 @pytest.mark.sampled(1, of="compiled graphs")
-def test_no_export_and_no_compiler_spoils_another_mode(draw):
-    check(CASES["GroupSelfAttention"], draw.sample((exported, compiled, inference), 3))
+@pytest.mark.parametrize("name", COMPILED)
+def test_no_export_and_no_compiler_spoils_another_mode(name, draw):
+    check(CASES[name], draw.sample((exported, compiled, inference), 3))
 
 
 def served_of(case: Case) -> Iterator[str]:

@@ -7,15 +7,12 @@ import pytest
 import torch
 from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor
-from hypothesis import given
-from hypothesis import strategies as st
 
 from escnn_attention import Pair, PairKernel
 from escnn_attention.geometry.neighbours import Neighbourhood
-from escnn_attention.groups.fibers import fibers
 from escnn_attention.models import PointTransformer
 from tests import spaces
-from tests.nn.points import SPACES, mixed
+from tests.nn.points import mixed
 
 SMALL = {"fields": 2, "num_blocks": 2, "num_heads": 2}
 BATCH = torch.tensor([0, 0, 0, 2, 2, 1, 1, 1, 1])
@@ -33,57 +30,6 @@ def turned(values: torch.Tensor, field_type: FieldType, element) -> torch.Tensor
 
 def agree(a: torch.Tensor, b: torch.Tensor) -> None:
     assert (a - b).norm() <= 1e-10 * b.norm()
-
-
-@given(
-    name=st.sampled_from(list(SPACES)),
-    scalar=st.booleans(),
-    out=st.sampled_from([3, "vector", "symmetric tensor", "mixed"]),
-    pool=st.sampled_from(["mean", "sum", "max", None]),
-    poses=st.sampled_from(["mean", "max", "spectrum"]),
-    readout=st.sampled_from(["clouds", "points"]),
-    attention=st.sampled_from([{}, {"kernel_features": 2}, {"num_neighbours": 2, "keys": "own"}, {"radius": 1.5}]),
-    positions=st.booleans(),
-    seed=st.integers(0, 1000),
-)
-@pytest.mark.slow
-def test_equivariance(name, scalar, out, pool, poses, readout, attention, positions, seed):
-    """Turned, moved and permuted clouds; for groups, heads and options drawn at random."""
-    torch.manual_seed(seed)
-    space = SPACES[name]()
-    if pool == "max" and not isinstance(out, int):
-        pool = "sum"
-    if poses == "spectrum" and not isinstance(out, int):
-        poses = "mean"
-    network = PointTransformer(
-        space,
-        4 if scalar else mixed(space),
-        mixed(space) if out == "mixed" else out,
-        pool=pool,
-        head={"poses": poses},
-        readout=readout,
-        attention=attention,
-        positions=positions,
-        even_in=[] if seed % 3 else [0, 1],
-        encoding=PairKernel(hidden=4) if seed % 2 else None,
-        **SMALL,
-    ).double()
-    x, coords = cloud(network.in_type, seed=seed)
-    y = network(x, coords, batch=BATCH)
-    assert torch.isfinite(y).all()
-    assert len(y) == (len(x) if pool is None else 3)
-    group = fibers(space)
-    for element in np.random.default_rng(seed).choice(group.order, size=min(3, group.order), replace=False):
-        h = group.elements[element]
-        matrix = torch.as_tensor(group.action[element])
-        z = network(turned(x, network.in_type, h), coords @ matrix.T + 3.0, batch=BATCH)
-        agree(z, matrix @ y @ matrix.T if out == "symmetric tensor" else turned(y, network.out_type, h))
-    order = torch.randperm(len(x))
-    z = network(x[order], coords[order], batch=BATCH[order])
-    agree(z, y if pool is not None else y[order])
-    if isinstance(out, int):
-        assert network.num_outputs == out
-        assert y.shape[1] == out
 
 
 def test_a_network_of_another_symmetry_is_found_out():

@@ -14,6 +14,7 @@ from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.convolution import attention_from_convolution
+from tests.layers import assert_formula
 from tests.spaces import PLANE, VOLUME, field_types, grid_error, mixed, random_field, regular, scalars
 
 EXACT = 1e-13  # relative, in float64
@@ -75,31 +76,44 @@ def _sides(convolution, h):
 # --------------------------------------------------------------------------------------------------------- agreement
 
 
+def orbits(space, width):
+    """How many places of a kernel the group tells apart."""
+    places = Grid((1,) * space.dimensionality, Window(width)).offsets
+    moved = torch.stack([places @ torch.tensor(matrix).T for matrix in fibers(space).action], 1)
+    return len({frozenset(map(tuple, images)) for images in (100 * moved).round().int().tolist()})
+
+
+OPTIONS = [{}, {"projection": "pointwise"}, {"heads": "orbits"}]
+OPTIONS += [{"backend": backend} for backend in ("reference", "blocked", "native", "dense")]
+
+
 @pytest.mark.sampled
-@pytest.mark.parametrize("projection", ["group", "pointwise"])
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+@pytest.mark.parametrize("width", [1, 3, 5, 7])
 @pytest.mark.parametrize("name", [*PLANE_GROUPS, "trivial 3D", "inversion", "C4 3D"])
 @pytest.mark.slow
-def test_agrees_away_from_the_border(name, width, projection):
+def test_agrees_away_from_the_border(name, width, dilation, bias, options):
+    """With one head for each pose and place, or for each orbit of places."""
     space = (PLANE | VOLUME)[name]()
-    convolution = convolution_on(space, width, fields=(1, 2))
-    layer = attention_from_convolution(convolution, projection=projection)
+    if space.dimensionality == 3:
+        width, dilation = min(width, 3), 1
+    convolution = convolution_on(space, width, fields=(1, 2), dilation=dilation, bias=bias)
+    layer = attention_from_convolution(convolution, **options)
     assert type(layer) is GroupSelfAttention
-    assert layer.num_heads == width**space.dimensionality * space.fibergroup.order()
-    x = random_field(convolution.in_type, *((6, 7) if space.dimensionality == 2 else (3, 4, 4)))
+    assert layer.plain.backend == options.get("backend", "auto")
+    every = width**space.dimensionality * space.fibergroup.order()
+    assert layer.num_heads == (orbits(space, width) if "heads" in options else every)
+    size = 2 * dilation * (width // 2) + 3
+    x = random_field(convolution.in_type, *(size, size + 1, size)[: space.dimensionality], batch=1)
     # Its heads turn exactly, where escnn turns its filters in single precision.
     assert difference(convolution, layer, x) < 1e-5
-    convolution = symmetrised(convolution)
-    assert difference(convolution, attention_from_convolution(convolution, projection=projection), x) < EXACT
-
-
-@pytest.mark.parametrize("name", PLANE_GROUPS)
-def test_agrees_in_single_precision(name):
-    convolution = convolution_on(PLANE[name](), dtype=torch.float32)
-    layer = attention_from_convolution(convolution)
-    x = random_field(convolution.in_type, 6, 7, dtype=torch.float32)
-    assert layer(x).tensor.dtype == torch.float32
-    assert difference(convolution, layer, x) < 1e-5
+    single = attention_from_convolution(convolution.float(), **options)
+    assert single(x.type(x.tensor.float())).tensor.dtype == torch.float32
+    assert difference(convolution, single, x.type(x.tensor.float())) < 1e-5
+    convolution = symmetrised(convolution.double())
+    assert difference(convolution, attention_from_convolution(convolution, **options), x) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -139,24 +153,6 @@ def test_agrees_with_every_backend(backend):
 
 
 # ------------------------------------------------------------------------------------------------ one head an orbit
-
-# Places of a kernel that no element tells apart.
-ORBITS = {("trivial", 3): 9, ("flip", 3): 6, ("C2", 3): 5, ("C4", 3): 3, ("D4", 3): 3, ("C4", 5): 7, ("D4", 5): 6}
-
-
-@pytest.mark.parametrize(("name", "width"), ORBITS)
-def test_one_head_for_each_orbit_is_enough(name, width):
-    convolution = convolution_on(PLANE[name](), width)
-    layer = attention_from_convolution(convolution, heads="orbits")
-    assert layer.num_heads == ORBITS[name, width]
-    x = random_field(convolution.in_type, width + 3, width + 2)
-    assert difference(convolution, layer, x) < 1e-5
-    convolution = symmetrised(convolution)
-    assert difference(convolution, attention_from_convolution(convolution, heads="orbits"), x) < EXACT
-    # The negative control: with a head less something is missing.
-    with torch.no_grad():
-        layer.plain.project_out.weight[: layer.head_fields] = 0
-    assert difference(convolution, layer, x) > 0.01
 
 
 @given(st.data())
@@ -227,18 +223,20 @@ def test_agrees_at_the_border_too_where_zeros_are_features(dilation):
     torch.testing.assert_close(y, convolution(x).tensor, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("wrong", ["poses", "table", "places"])
+@pytest.mark.parametrize("wrong", ["poses", "table", "places", "a head less"])
 @pytest.mark.parametrize("name", ["C2", "C4", "D4"])
 def test_other_poses_and_places_break_it(name, wrong):
-    """Negative controls: the heads look at the wrong ones, or a table of the group is wrong."""
+    """Negative controls: the heads look at the wrong ones, a table of the group is wrong, or one head is silent."""
     convolution = convolution_on(PLANE[name]())
-    layer = attention_from_convolution(convolution)
+    layer = attention_from_convolution(convolution, heads="orbits" if wrong == "a head less" else "all")
     encoding = layer.plain.encoding
     with torch.no_grad():
         if wrong == "poses":
             encoding.pose_embedding.copy_(encoding.pose_embedding.roll(1, dims=1))
         elif wrong == "places":
             encoding.centre.copy_(encoding.centre.roll(1, dims=0))
+        elif wrong == "a head less":
+            layer.plain.project_out.weight[: layer.head_fields] = 0
         else:
             layer.plain.quotient = layer.plain.quotient.roll(1, dims=0)
     assert difference(convolution, layer, random_field(convolution.in_type, 6, 6)) > 0.1
@@ -287,12 +285,8 @@ def test_gradients_of_the_input_are_those_of_the_convolution():
     convolution = convolution_on(PLANE["C4"]())
     layer = attention_from_convolution(convolution)
     x = torch.randn(1, convolution.in_type.size, 7, 7, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn_like(inside(convolution, convolution(convolution.in_type(x)).tensor))
-    gradients = [
-        torch.autograd.grad((inside(convolution, m(convolution.in_type(x)).tensor) * weight).sum(), x)[0]
-        for m in (convolution, layer)
-    ]
-    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+    found, expected = (inside(convolution, m(convolution.in_type(x)).tensor) for m in (layer, convolution))
+    assert_formula(found, expected, [x], 1e-6, 1e-6)
 
 
 def test_the_layer_shares_nothing_with_the_convolution():

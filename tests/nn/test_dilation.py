@@ -346,14 +346,6 @@ def test_with_a_single_scale_nothing_is_left_but_the_ordinary_layers(query):
     torch.testing.assert_close(ours(x).tensor, plain(x).tensor)
 
 
-def test_translations_away_from_the_border():
-    layer = lifting(C4, Scales(2, 2))
-    x = random_field(layer.in_type, 11, 11)
-    moved = layer.in_type(x.tensor.roll((1, 2), (2, 3)))
-    inner = (slice(None), slice(None), slice(3, 8), slice(4, 8))
-    torch.testing.assert_close(layer(moved).tensor[inner], layer(x).tensor.roll((1, 2), (2, 3))[inner])
-
-
 def test_says_what_it_is():
     text = repr(group(PLANE["C8"](), kernel_size=5, dropout=0.1))
     for part in (

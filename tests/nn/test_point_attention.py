@@ -25,9 +25,9 @@ from escnn_attention import (
 )
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models import PointTransformer
-from tests.layers import BATCH, EDGES, assert_formula, drawn, served
-from tests.nn.points import ENCODINGS, cloud, error_of, mixed, worst_error
-from tests.spaces import generators, scalars
+from tests.layers import BATCH, assert_formula, drawn, served
+from tests.nn.points import cloud, error_of, mixed, worst_error
+from tests.spaces import generators
 
 C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
 
@@ -405,57 +405,6 @@ def test_samples_turned_at_random():
     torch.testing.assert_close(z, y.transform_fibers(element).tensor, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.sampled(10)
-@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute", "none"])
-@pytest.mark.parametrize("modes", [("own", "all"), ("all", "all"), ("own", "own"), ("all", "own")], ids="-".join)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"radius": 1.5, "cutoff": True},
-        {"num_neighbours": 3},
-        {"edge_dim": 2},
-        {"normalization": "count"},
-        {"registers": 2},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("kind", [mixed, lambda space: scalars(space, 3)], ids=["mixed", "scalars"])
-@pytest.mark.parametrize("masked", [False, True])
-def test_attention_maps_make_the_output(encoding, modes, options, kind, masked):
-    """They are the weights of the values, follow the group, and are zero beyond clouds, neighbours and the mask."""
-    fields, options = kind(D4), dict(options)
-    if "registers" in options and (modes[1] == "own" or encoding == "absolute"):
-        options.pop("registers")
-    modes = {"query": modes[0], "keys": modes[1]}
-    layer = drawn(PointSelfAttention(fields, fields, 2, head_fields=4, encoding=encoding, **modes, **options))
-    x, batch, measure = cloud(fields, 9), BATCH, torch.linspace(1, 2, 9).double()
-    given = {"batch": batch, "measure": measure}
-    if "edge_dim" in options:
-        given |= {"edge_index": EDGES, "edge_attr": torch.linspace(-1, 1, 20).view(10, 2).double()}
-    there = torch.arange(9) != 3 if masked else torch.ones(9, dtype=torch.bool)
-    v = layer.plain.to_heads(x.tensor.unsqueeze(0))[2]
-    if masked:
-        given["mask"], x.tensor[3], x.coords[3] = there, torch.nan, torch.inf
-    maps = layer.attention_maps(x, range(9), **given)
-    heads = torch.einsum("bmhqjpk,mbkpc->mbqhc", maps, v)
-    made = layer.plain.project(heads).squeeze(0) * there[:, None]
-    torch.testing.assert_close(made, layer(x, **given).tensor, rtol=1e-11, atol=1e-12)
-    some = layer.attention_maps(x, [4, -1, 4], [2, 0], **given)
-    of_poses = maps[:, :, [2, 0]] if maps.shape[2] > 1 else maps.expand(-1, -1, 2, -1, -1, -1, -1)
-    torch.testing.assert_close(some, of_poses[:, :, :, [4, 8, 4]])
-    seen = maps.abs().sum((0, 1, 2, 4, 5)) > 0  # query, key
-    assert not seen[batch[:, None] != batch].any()
-    assert torch.equal(seen.any(1), there)
-    if "edge_dim" in options:
-        edges = torch.zeros(9, 9, dtype=torch.bool).index_put((EDGES[1], EDGES[0]), torch.tensor(True))
-        assert torch.equal(seen, edges & there & there[:, None])
-    with torch.no_grad():
-        layer.plain.inverse_action[:] = torch.eye(2, dtype=torch.float64)
-    wrong = layer.attention_maps(x, range(9), **given)
-    assert encoding == "none" or (wrong - maps).abs().max() > 1e-6
-
-
 def test_attention_maps_follow_the_group():
     """The pose h of the query becomes gh, and so do those of the keys."""
     fields = mixed(D4)
@@ -517,15 +466,3 @@ def test_places_of_tokens_that_there_are_not(options):
     fields = FieldType(point, [point.regular_repr])
     with pytest.raises(ValueError, match=f"{next(iter(options))}: .* no base space"):
         PointSelfAttention(fields, fields, head_fields=4, **options)
-
-
-@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "quadratic", "2232"])
-def test_translations_and_the_order_of_points(encoding):
-    fields, batch, order = mixed(D4), BATCH, torch.randperm(9)
-    layer = drawn(PointSelfAttention(fields, fields, 2, head_fields=4, encoding=ENCODINGS[encoding](), radius=1.5))
-    x = cloud(fields, 9)
-    y = layer(x, batch=batch).tensor
-    moved = GeometricTensor(x.tensor, fields, x.coords + torch.tensor([0.3, -2.0]))
-    torch.testing.assert_close(layer(moved, batch=batch).tensor, y, rtol=1e-9, atol=1e-10)
-    shuffled = GeometricTensor(x.tensor[order], fields, x.coords[order])
-    torch.testing.assert_close(layer(shuffled, batch=batch[order]).tensor, y[order], rtol=1e-9, atol=1e-10)

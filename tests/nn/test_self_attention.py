@@ -1,6 +1,5 @@
 """Registers and masks of attention on grids and between points."""
 
-import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -214,13 +213,6 @@ class TestNegativeControls:
 
 
 class TestModule:
-    @pytest.mark.parametrize("size", [3, None])
-    def test_no_images(self, size):
-        layer = attention_for(PLANE["C4"](), size=size)
-        x = random_field(layer.in_type, 3, 3, batch=0)
-        assert layer(x).shape == (0, layer.out_type.size, 3, 3)
-        assert layer.export()(x.tensor).shape == (0, layer.out_type.size, 3, 3)
-
     def test_head_fields(self):
         space = PLANE["D4"]()
         fields = regular(space, 6)
@@ -277,38 +269,6 @@ class TestModule:
         scores = 2 * 2 * 20 * 20  # of two heads in two images
         assert sizes["D4"].count(scores) == sizes["trivial"].count(scores) == 1
         assert 8 * scores not in sizes["D4"]
-
-    def test_attention_maps(self):
-        layer = attention_for(PLANE["D4"](), size=3, query="all")
-        x = random_field(layer.in_type, 5, 4)
-        elements = list(layer.space.fibergroup.elements)
-        maps = layer.attention_maps(x, [(0, 0), (2, -1), (4, 1)], poses=[elements[3], 0])
-        assert maps.shape == (2, 2, 2, 3, 8, 8, 5, 4)
-        torch.testing.assert_close(maps.sum((-3, -2, -1)), torch.ones(2, 2, 2, 3, 8, dtype=torch.float64))
-        inside = torch.zeros(5, 4, dtype=torch.bool)
-        inside[1:4, 2:4] = True
-        assert torch.equal(maps[0, 0, 0, 1].sum((0, 1)) > 0, inside)
-
-    @pytest.mark.parametrize("masked", [False, True])
-    @pytest.mark.parametrize(
-        "options", [{}, {"query": "all"}, {"lifting": True}, {"keys": "own", "shared_scores": True}]
-    )
-    def test_attention_maps_make_the_output(self, options, masked):
-        layer = attention_for(PLANE["D3"](), **options)
-        x = random_field(layer.in_type, 3, 2)
-        places, mask = list(itertools.product(range(3), range(2))), None
-        if masked:
-            mask = torch.tensor([[True, False], [True, True], [False, True]]).repeat(2, 1, 1)
-            x.tensor.masked_fill_(~mask[:, None], 1e3)
-        maps = layer.attention_maps(x, places, mask=mask)
-        v = layer.plain.call(x.tensor, layer.plain.positions(x.tensor)).v
-        # b m h n (query poses) (key poses) space, with the values m b n p c
-        heads = torch.einsum("bmhqjpk,mbkpc->mbqhc", maps.flatten(-2), v)
-        y = layer.plain.project(heads).transpose(1, 2).unflatten(2, (3, 2))
-        if mask is not None:
-            assert (maps[:, :, :, 1].any(), maps[..., 2, 0].any()) == (False, False)
-            y = y.masked_fill(~mask[:, None], 0.0)
-        torch.testing.assert_close(y, layer(x, mask).tensor)
 
     def test_attention_maps_turn_with_the_image(self):
         layer = attention_for(PLANE["C4"](), size=3)

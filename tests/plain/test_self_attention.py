@@ -5,86 +5,12 @@ import torch
 from escnn import gspaces
 from escnn.nn import FieldType
 
-from escnn_attention import GroupSelfAttention, LiftingSelfAttention, Samples, Scales, sequence_space
+from escnn_attention import GroupSelfAttention, Samples, sequence_space
 from escnn_attention.groups.fibers import mass
 from escnn_attention.plain.projections import Scalars, ToPoses
 from escnn_attention.plain.self_attention import FieldConvolution, SelfAttention
-from tests.layers import assert_formula
-from tests.nn import attentive, scales
-from tests.nn.attention import TOLERANCE, attention_for, turned_error
-from tests.plain.loops import written_out
+from tests.nn.attention import TOLERANCE, turned_error
 from tests.spaces import PLANE, random_field, regular, scalars
-
-
-class TestFormula:
-    @pytest.mark.sampled
-    @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier"])
-    @pytest.mark.parametrize("kernel_size", [None, 3])
-    @pytest.mark.parametrize("query", ["own", "all", "lifting"])
-    def test_agrees_with_plain_loops(self, query, kernel_size, encoding):
-        space = PLANE["D4" if kernel_size else "C3"]()
-        if query == "all" and kernel_size:
-            space = PLANE["C2"]()
-        options = {"head_fields": 3, "encoding": encoding}
-        out_type = FieldType(space, [space.regular_repr, space.fibergroup.irreps()[-1]])
-        if query == "lifting":
-            layer = LiftingSelfAttention(scalars(space, 2), out_type, 2, kernel_size, **options).double()
-        else:
-            in_type = FieldType(space, [space.fibergroup.irreps()[-1], space.trivial_repr])
-            layer = GroupSelfAttention(in_type, out_type, 2, kernel_size, query=query, **options).double()
-        for parameter in layer.parameters():
-            torch.nn.init.normal_(parameter, std=0.5)
-        x = torch.randn(1, layer.in_type.size, 3, 2, dtype=torch.float64, requires_grad=True)
-        expected = written_out(layer, x, query)
-        for backend in ("reference", "blocked"):
-            layer.plain.backend = backend
-            assert_formula(layer(layer.in_type(x)).tensor, expected, [x, *layer.parameters()], 1e-10, 1e-12)
-
-
-class TestLocality:
-    @pytest.mark.parametrize("window", ["square", "disc"])
-    @pytest.mark.parametrize("dilation", [1, 2])
-    def test_the_receptive_field_is_the_window(self, window, dilation):
-        fields = regular(PLANE["C4"](), 2)
-        layer = GroupSelfAttention(fields, fields, 1, 5, window=window, dilation=dilation, encoding="mlp").double()
-        x = torch.randn(1, fields.size, 11, 11, dtype=torch.float64, requires_grad=True)
-        (gradient,) = torch.autograd.grad(layer(fields(x)).tensor[0, :, 5, 5].square().sum(), x)
-        y, z = torch.meshgrid(torch.arange(-5, 6), torch.arange(-5, 6), indexing="ij")
-        inside = (y % dilation == 0) & (z % dilation == 0) & (y.abs() <= 2 * dilation) & (z.abs() <= 2 * dilation)
-        if window == "disc":
-            inside &= y**2 + z**2 <= (2.5 * dilation) ** 2
-        assert torch.equal(gradient[0].abs().sum(0) > 0, inside)
-
-    @pytest.mark.parametrize("backend", ["auto", "reference"])
-    def test_nan_stays_nan_and_within_the_window(self, backend):
-        layer = attention_for(PLANE["D4"](), size=3, backend=backend)
-        x = random_field(layer.in_type, 7, 6)
-        clean = layer(x).tensor
-        x.tensor[0, 1, 3, 2] = torch.nan
-        broken = layer(x).tensor
-        expected = torch.zeros(7, 6, dtype=torch.bool)
-        expected[2:5, 1:4] = True
-        assert torch.equal(broken[0].isnan().all(0), expected)
-        torch.testing.assert_close(broken[0][:, ~expected], clean[0][:, ~expected])
-        torch.testing.assert_close(broken[1], clean[1])
-
-    @pytest.mark.parametrize(("shape", "kernel_size"), [((1, 1), 5), ((4, 4), 1), ((1, 1), None), ((3, 3), 9)])
-    def test_few_positions(self, shape, kernel_size):
-        layer = attention_for(PLANE["D4"](), size=kernel_size)
-        x = random_field(layer.in_type, *shape)
-        x.tensor.requires_grad_()
-        y = layer(x).tensor
-        y.sum().backward()
-        assert y.isfinite().all()
-        assert x.tensor.grad.isfinite().all()
-
-    def test_dilated_windows_larger_than_the_grid(self):
-        layer = attention_for(PLANE["C4"](), size=3, dilation=7)
-        alone = attention_for(PLANE["C4"](), size=1)
-        alone.load_state_dict(layer.state_dict())
-        x = random_field(layer.in_type, 4, 4)
-        # Every query sees itself alone, at the offset 0.
-        torch.testing.assert_close(layer(x).tensor, alone(x).tensor)
 
 
 def with_and_without_poses(monkeypatch, space, query, encoding, samples=None, **options):
@@ -184,40 +110,6 @@ class TestScalars:
         own, every = layers
         x = random_field(types[0], 3, 3, 3)
         torch.testing.assert_close(every(x).tensor, mass(types[1]) * own(x).tensor)
-
-
-def test_a_module_of_float32_becomes_exact_in_float64():
-    layer = attention_for(PLANE["C8"](), size=3).float().double()
-    assert turned_error(layer, random_field(layer.in_type, 4, 4)) < 1e-13
-
-
-COMPILED = {
-    "own": lambda: attention_for(PLANE["C4"](), size=3),
-    "all": lambda: attention_for(PLANE["C4"](), query="all", encoding="fourier"),
-    "lifting": lambda: attention_for(PLANE["C4"](), lifting=True, size=3),
-    "dilations": lambda: scales.group(PLANE["flip"](), Scales(2, 2)),
-    "dilations by 1.5": lambda: scales.group(PLANE["C3"](), Scales(1.5, 2)),
-    "convolution": lambda: attentive.layer_on(PLANE["C4"](), (2, 2)),
-}
-
-
-@pytest.mark.sampled(1, of="compiled graphs")
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [*((name, "auto") for name in COMPILED), ("own", "blocked"), ("all", "blocked"), ("lifting", "blocked")],
-)
-def test_exports_compile_to_one_graph(name, backend):
-    torch.compiler.reset()  # there is a limit to how often one function is compiled
-    layer = COMPILED[name]()
-    layer.plain.backend = backend
-    exported = layer.export()
-    compiled = torch.compile(exported, fullgraph=True, backend="aot_eager")
-    for shape in ((4, 4), (5, 6)):
-        x = random_field(layer.in_type, *shape).tensor.requires_grad_()
-        leaves = [x, *exported.parameters()]
-        torch.testing.assert_close(compiled(x), exported(x))
-        got, expected = (torch.autograd.grad(f(x).square().sum(), leaves) for f in (compiled, exported))
-        torch.testing.assert_close(got, expected)
 
 
 def test_each_part_of_a_field_convolution_reads_its_channels():

@@ -240,11 +240,3 @@ def test_encodings_that_no_torus_keeps(backend):
             attention(q, k, v, grid, bias, backend=backend)
     with pytest.raises(ValueError, match=r"backend: .*torus"):
         attention(q, k, v, grid, PositionalBias(2), backend="dense")
-
-
-@pytest.mark.parametrize("name", ["even", "global, even", "causal video"])
-@pytest.mark.sampled(1, of="compiled graphs")
-def test_attention_on_tori_compiles_to_one_graph(name):
-    layer, x = torus(name)
-    compiled = torch.compile(layer.plain, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x.tensor), layer(x).tensor)
