@@ -1,4 +1,5 @@
 import copy
+import pickle
 
 import pytest
 import safetensors.torch
@@ -80,6 +81,19 @@ def test_gradients_in_eval_mode_are_as_they_were(network):
     network.state_dict()
     network(features(network)).tensor.square().sum().backward()
     assert all(parameter.grad is not None for parameter in network.parameters() if parameter.dim() == 1)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_of_copies(network, copied, training):
+    """Of copies in eval mode once they have trained again."""
+    x, found = features(network), []
+    for module in (network.train(training), copied(network).train()):
+        module.zero_grad()
+        module.train(training)(x).tensor.square().sum().backward()
+        found.append({name: p.grad for name, p in module.named_parameters()})
+    assert any(g.any() for g in found[0].values())
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_a_shared_module_is_copied_once():

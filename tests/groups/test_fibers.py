@@ -119,9 +119,10 @@ def oblique(gspace):
 
 
 def rich_type(gspace):
-    """Fields of all kinds, interleaved."""
+    """Fields of all kinds, interleaved; one has a trivial irrep behind a larger one."""
     regular, last = gspace.regular_repr, gspace.fibergroup.irreps()[-1]
     fields = [last, regular, gspace.trivial_repr, oblique(gspace), last, regular, last.tensor(last)]
+    fields.append(group.directsum([last, gspace.trivial_repr, last]))
     return FieldType(gspace, fields)
 
 
