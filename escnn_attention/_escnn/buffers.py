@@ -27,16 +27,7 @@ def register() -> None:
 
 
 def derived_buffers(network: torch.nn.Module) -> set[str]:
-    """The names of all buffers that escnn's modules make of their weights, and that are there in some modes only.
-
-    Example:
-        >>> import escnn_attention
-        >>> from escnn import gspaces, nn
-        >>> g = gspaces.rot2dOnR2(4)
-        >>> image, fields = nn.FieldType(g, [g.trivial_repr]), nn.FieldType(g, [g.regular_repr])
-        >>> sorted(derived_buffers(nn.SequentialModule(nn.R2Conv(image, fields, 3)).eval()))
-        ['0.expanded_bias', '0.filter']
-    """
+    """The names of all buffers that escnn's modules make of their weights, and that are there in some modes only."""
     return {
         f"{path}.{name}".lstrip(".")
         for path, module in network.named_modules()

@@ -524,13 +524,6 @@ def convolution_beside(x: GeometricTensor, seed: int) -> EquivariantModule | Non
     """A convolution of escnn on features of a grid, ``R2Conv`` or ``R3Conv`` with random weights, in float64.
 
     Its output has one field of each representation of the features. None where there is neither a plane nor a space.
-
-    Example:
-        >>> from escnn import gspaces, nn
-        >>> g = gspaces.rot2dOnR2(8)
-        >>> image = nn.FieldType(g, 3 * [g.trivial_repr])
-        >>> convolution_beside(image(torch.randn(1, 3, 9, 9)), seed=0).out_type.size
-        1
     """
     space = x.type.gspace
     if not isinstance(space, (GSpace2D, GSpace3D)):
@@ -552,15 +545,6 @@ def inner_layers(module: EquivariantModule, x: GeometricTensor) -> dict[str, tup
     gspace, in which a network has left its group.
 
     They are by name and class, in the order in which they are called.
-
-    Example:
-        >>> from escnn_attention.models import ResidualBlock
-        >>> from escnn import gspaces, nn
-        >>> g = gspaces.rot2dOnR2(4)
-        >>> fields = nn.FieldType(g, [g.regular_repr])
-        >>> block = ResidualBlock(fields, fields).eval()
-        >>> list(inner_layers(block, fields(torch.randn(1, 4, 5, 5))))[-1]
-        'branch.convolution_2 (AttentiveConv)'
     """
     innermost: dict[str, EquivariantModule] = {}
     for name, layer in module.named_modules():

@@ -62,16 +62,7 @@ def packaging() -> bool:
 
 
 def in_programs(replacement: Callable[..., Any]) -> Callable[[_F], _F]:
-    """Decorate a function that programs have a replacement of, with the same values.
-
-    Example:
-        >>> @in_programs(lambda x: x.cos())
-        ... def wave(x):
-        ...     return x.sin()
-        >>> zero = torch.zeros(1)
-        >>> wave(zero), torch.jit.trace(wave, zero)(zero)
-        (tensor([0.]), tensor([1.]))
-    """
+    """Decorate a function that programs have a replacement of, with the same values."""
     return _replaced(exporting, replacement)
 
 

@@ -16,14 +16,6 @@ def add_columns(of_poses: Tensor, back: Tensor) -> Tensor:
 
     It is the transpose of :func:`~escnn_attention.functional.matmul.gather_columns`, with sums over the poses in their
     order, the same on every device.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional.columns import add_columns
-        >>> from escnn_attention.functional.matmul import Columns, gather_columns
-        >>> weight, columns = torch.randn(6, 3), Columns.of(torch.tensor([[0, 1, 2], [2, 0, 1]]), groups=2)
-        >>> torch.equal(add_columns(gather_columns(weight, columns), columns.back), 2 * weight)
-        True
     """
     call = _Added(of_poses, back)
     by_kernel = of_poses.device.type in launch.DEVICES and launch.has_kernels(of_poses.device)

@@ -21,22 +21,6 @@ class Versioned(torch.nn.Module):
 
     Raises:
         RuntimeError: from ``load_state_dict``, where weights are in a newer layout.
-
-    Example:
-        >>> from escnn_attention.functional.layout import LAYOUT, Versioned
-        >>> class Gain(Versioned):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.gain = torch.nn.Parameter(torch.ones(1))
-        >>> state = Gain().state_dict()
-        >>> state._metadata[""] == {"version": LAYOUT}
-        True
-        >>> state._metadata[""]["version"] = LAYOUT + 1
-        >>> try:
-        ...     Gain().load_state_dict(state)
-        ... except RuntimeError as error:
-        ...     print(str(error).splitlines()[1].strip())
-        Gain: its weights are in layout 2, and this version of escnn_attention knows those up to 1: it needs a newer one
     """
 
     _version: int = LAYOUT

@@ -32,14 +32,6 @@ def network_tables(
         network: A, ``(F, d)``, b, ``(F,)``, and W, ``(M, C, F)``.
         poses: a table ``(M, n, C)``.
         index: rows of it, ``(|H|, P)``, which are the second result, ``(M, |H|, P, C)``; None without them.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional.tables import network_tables
-        >>> network = torch.randn(16, 2), torch.zeros(16), torch.randn(3, 4, 16)
-        >>> table, _ = network_tables(torch.zeros(9, 2), torch.eye(2).expand(8, -1, -1), network)
-        >>> table.shape, table.abs().max()
-        (torch.Size([3, 8, 9, 4]), tensor(0.))
     """
     chosen = None if poses is None or index is None else index.flatten()
     call = _Arguments(*network, poses, points, inverse, chosen)

@@ -22,13 +22,6 @@ class CloudNetwork(PretrainedMixin, PointNetwork):
 
     A subclass sets ``embedding``, ``blocks`` and ``head``, and where it has them ``norm``, ``positions``, ``waves`` and
     ``signs``: see :class:`~escnn_attention.plain.point_network.PointNetwork`.
-
-    >>> from escnn_attention.models import LieTransformer
-    >>> from escnn import gspaces
-    >>> network = LieTransformer(gspaces.rot2dOnR2(4), 1, 2, fields=4, num_blocks=1, num_heads=2)
-    >>> x, coords = torch.randn(5, 1), torch.randn(5, 2)
-    >>> network(x, coords).equal(network(network.in_type(x, coords)))
-    True
     """
 
     def __init__(self, gspace: GSpace, in_type: FieldType):

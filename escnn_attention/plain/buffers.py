@@ -112,14 +112,6 @@ class Derived(Generic[_T]):
 
     Values are compared and not versions, which do not count what is written to ``weight.data``. On a GPU, which would
     have to wait for a comparison, nothing is kept. What autocast rounds is kept for that autocast only.
-
-    >>> weight, squares = torch.ones(2), Derived()
-    >>> with torch.no_grad():
-    ...     one = squares.of(weight, torch.square, training=False)
-    ...     print(squares.of(weight, torch.square, training=False) is one)
-    ...     print(squares.of(weight.mul_(2), torch.square, training=False))
-    True
-    tensor([4., 4.])
     """
 
     def __init__(self) -> None:

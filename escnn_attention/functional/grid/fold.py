@@ -41,17 +41,6 @@ def fold(call: _H, points: Tensor, key_points: Tensor | None = None) -> tuple[_H
         points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions. Between two of them an angle is that
             of their offset, so the origin may lie anywhere.
         key_points: the positions of the keys, where these are others.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional import PositionalBias
-        >>> from escnn_attention.functional.grid.call import Heads
-        >>> from escnn_attention.functional.grid.fold import fold
-        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
-        >>> rotary = PositionalBias(4, rotary=torch.randn(2, 4, 3, 2))  # 3 of the 4 pairs of channels are rotated
-        >>> call, unfold = fold(Heads(q, k, v, rotary), torch.randn(25, 2))
-        >>> call.q.shape, unfold(call.q).shape  # 2 heads in 4 poses are 8 heads in one
-        (torch.Size([8, 1, 25, 1, 8]), torch.Size([2, 1, 25, 4, 8]))
     """
     if call.normalization == "count":
         call = _fold_shares(call)

@@ -48,17 +48,6 @@ def sums(call: Heads, points: Tensor, key_points: Tensor | None = None) -> Tenso
         call: after folding.
         points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions.
         key_points: the positions of the keys, where these are others.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional import PositionalBias
-        >>> from escnn_attention.functional.grid.call import Heads
-        >>> from escnn_attention.functional.grid.linear import sums
-        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8, dtype=torch.float64).unbind()
-        >>> scores = torch.einsum("mbnhc,mbkpc->mbnhkp", q, k) / 8**0.5
-        >>> out = sums(Heads(q, k, v, PositionalBias(4)), torch.randn(25, 2))
-        >>> torch.allclose(out, torch.einsum("mbnhkp,mbkpc->mbnhc", scores, v))
-        True
     """
     bias, v = call.bias, call.v
     q = call.q if call.query == "own" else call.q.sum(3, keepdim=True)

@@ -26,20 +26,7 @@ from escnn_attention.functional.rotate import rotate
 
 
 def attention(call: GridCall) -> Tensor:
-    """The formula of attention, written out: see :func:`escnn_attention.functional.attention`.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional import PositionalBias
-        >>> from escnn_attention.functional.grid import reference
-        >>> from escnn_attention.functional.grid.call import GridCall
-        >>> from escnn_attention.geometry.grid import Grid
-        >>> from escnn_attention.geometry.windows import Window
-        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
-        >>> grid = Grid((5, 5), Window(3))
-        >>> reference.attention(GridCall(q, k, v, PositionalBias(num_poses=4), grid, grid)).shape
-        torch.Size([2, 1, 25, 4, 8])
-    """
+    """The formula of attention, written out: see :func:`escnn_attention.functional.attention`."""
     refuse_the_impossible(call)
     p = F.dropout(probabilities(call), call.dropout)
     if call.bias.rotary is None or not call.bias.rotates_values:

@@ -81,17 +81,6 @@ def widen(
     Returns:
         ``(M, B, N, H', J', E)`` and ``(M, B, N', H'', P, E)``. H' and H'' are the number of output poses, or 1 where
         all share them. J' is J, or 1 in the own mode, in which the poses of the queries are those of the output.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional import PositionalBias
-        >>> from escnn_attention.functional.grid.widen import widen
-        >>> from escnn_attention.geometry.grid import Grid
-        >>> from escnn_attention.geometry.windows import Window
-        >>> grid, bias = Grid((5, 5), Window(3)), PositionalBias(4, spatial=torch.randn(2, 4, 9, 8))
-        >>> q, k = widen(*torch.randn(2, 2, 1, 25, 4, 8).unbind(), bias, "own", grid.coordinates, grid=grid)
-        >>> q.shape, k.shape
-        (torch.Size([2, 1, 25, 4, 1, 17]), torch.Size([2, 1, 25, 1, 4, 17]))
     """
     dtype = q.dtype
     q, k = q.unsqueeze(4 if query == "own" else 3), k.unsqueeze(3)
@@ -135,15 +124,7 @@ def num_channels(channels: int, grid: Grid | None, bias: PositionalBias) -> int:
 
 
 def num_classes(grid: Grid) -> int | None:
-    """The number of classes of a window, or None where there is no window.
-
-    Example:
-        >>> from escnn_attention.functional.grid.widen import num_classes
-        >>> from escnn_attention.geometry.grid import Grid
-        >>> from escnn_attention.geometry.windows import Window
-        >>> num_classes(Grid((9, 9), Window(3))), num_classes(Grid((9, 9), Window()))
-        (9, None)
-    """
+    """The number of classes of a window, or None where there is no window."""
     if grid.window.kernel_size is None:
         return None
     return math.prod(_moduli(grid.shape, grid.window.kernel_size, grid.window.dilation))

@@ -109,14 +109,6 @@ def attention_maps(
 
     Returns:
         ``(B, out_fields, out_poses, in_fields, in_poses)`` and ``(B, out_fields, out_poses, in_poses, *space)``.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional.responses.attentive import attention_maps
-        >>> x, kernel = torch.randn(2, 3 * 4, 9, 9), torch.randn(5, 4, 3, 4, 3, 3)
-        >>> channel, spatial = attention_maps(x, kernel, None, None, torch.randn(5, 4, 2, 4, 7, 7))
-        >>> channel, spatial.shape
-        (None, torch.Size([2, 5, 4, 4, 7, 7]))
     """
     call = _call(x, kernel, squeeze, excite, spatial, geometry)
     found = [written_out(part)[1:] for part in _by_images(call)]
