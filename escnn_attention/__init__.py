@@ -38,8 +38,8 @@ if find_spec("escnn") is not None:
     from escnn_attention.groups.samples import Samples
     from escnn_attention.groups.sequences import sequence_space, space_time
     from escnn_attention.groups.spaces import tetraOnR3
-    from escnn_attention.nn.attentive import AttentionMaps, AttentiveConv, FeatureAttention, PoseAttention
-    from escnn_attention.nn.conditioning import ConditionedFieldNorm, ConditionedGate, TimestepEmbedding
+    from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention
+    from escnn_attention.nn.conditioning import ConditionedFieldNorm, ConditionedGate
     from escnn_attention.nn.convolution import attention_from_convolution
     from escnn_attention.nn.cross_attention import GroupCrossAttention
     from escnn_attention.nn.cuda_graphs import CudaGraphs
@@ -62,6 +62,8 @@ if find_spec("escnn") is not None:
     from escnn_attention.nn.sphere import SphereSelfAttention, SphereTransformerBlock
     from escnn_attention.nn.summary import LayerSummary, Summary, summary
     from escnn_attention.nn.transformer import PointTransformerBlock, TransformerBlock
+    from escnn_attention.plain.attentive import AttentionMaps
+    from escnn_attention.plain.conditioning import TimestepEmbedding
 else:
 
     def __getattr__(name: str) -> object:

@@ -79,17 +79,17 @@ def attention_layers(model: torch.nn.Module) -> dict[str, Any]:
         >>> list(attention_layers(network))
         ['stages.attention_2_1.attention']
     """
-    return {name: module for name, module in model.named_modules() if _attends(module) and _has_maps(module)}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        # Of a grid, which has a window; points have neighbourhoods.
+        if _attends(module) and hasattr(module, "attention_maps") and not hasattr(module.plain, "neighbourhood")
+    }
 
 
 def _attends(module: torch.nn.Module) -> bool:
     """Whether a module is an attention layer with an encoding."""
     return hasattr(getattr(module, "plain", None), "encoding")
-
-
-def _has_maps(module: torch.nn.Module) -> bool:
-    """Whether there are maps of a grid, which has a window; points have neighbourhoods."""
-    return callable(getattr(module, "attention_maps", None)) and not hasattr(module.plain, "neighbourhood")
 
 
 def find_layer(model: torch.nn.Module, layer: str | torch.nn.Module) -> torch.nn.Module:

@@ -15,8 +15,9 @@ from escnn_attention.models.point_transformer import PointTransformer
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.models.published import from_published
 from escnn_attention.models.registry import create, from_pretrained, list_models
-from escnn_attention.models.symmetric_tensors import SymmetricTensors, symmetric_tensor_repr
+from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
 from escnn_attention.models.vision_transformer import VisionTransformer
+from escnn_attention.plain.point_network import SymmetricTensors
 
 __all__ = [
     "CNN",

@@ -10,16 +10,14 @@ import numpy as np
 from escnn.group import Group, IrreducibleRepresentation, Representation
 from escnn.gspaces import GSpace
 
-from escnn_attention.plain.point_network import SymmetricTensors, symmetric_basis
-
-__all__ = ["SymmetricTensors", "symmetric_tensor_repr"]
+from escnn_attention.plain.point_network import symmetric_basis
 
 
 def symmetric_tensor_repr(gspace: GSpace) -> Representation:
     r"""The action of the fiber group on symmetric d × d matrices, :math:`A \mapsto h A h^T`.
 
     The matrix of an element is orthogonal; it acts on the coordinates of a matrix in the basis of
-    :class:`SymmetricTensors`, in which the diagonal comes first.
+    :class:`~escnn_attention.models.SymmetricTensors`, in which the diagonal comes first.
 
     Args:
         gspace: over R^2 or R^3, with any fiber group, finite or continuous.

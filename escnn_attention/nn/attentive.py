@@ -24,9 +24,6 @@ from escnn_attention.plain.attentive import AttentiveConv as PlainAttentiveConv
 from escnn_attention.plain.attentive import FeatureAttention as PlainFeatureAttention
 from escnn_attention.plain.attentive import PoseAttention as PlainPoseAttention
 
-__all__ = ["AttentionMaps", "AttentiveConv", "FeatureAttention", "PoseAttention"]
-
-
 # The maps start near 1/2: the scale with which the linear layers of PyTorch are drawn.
 GAIN = 1 / 3
 

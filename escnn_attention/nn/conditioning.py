@@ -17,18 +17,8 @@ from escnn_attention.groups.fibers import invariant_vectors
 from escnn_attention.nn.arguments import check_type
 from escnn_attention.nn.module import PlainModule, check_field, check_input, check_no_batch
 from escnn_attention.nn.norms import BlockNorm, FieldLayerNorm, field_of_channels, norm_of
-from escnn_attention.plain.conditioning import ConditionedNorm, Modulation, TimestepEmbedding
+from escnn_attention.plain.conditioning import ConditionedNorm, Modulation
 from escnn_attention.plain.norms import NormKind, NormScope
-
-__all__ = [
-    "ConditionedFieldNorm",
-    "ConditionedGate",
-    "TimestepEmbedding",
-    "block_norms",
-    "check_condition",
-    "check_condition_size",
-    "condition_of",
-]
 
 
 class _Conditioned(PlainModule):

@@ -152,10 +152,14 @@ class GroupCrossAttention(Wrapper, GridModule):
         value_type = key_type if value_type is None else value_type
         _check_types(query_type, key_type, value_type, out_type)
         super().__init__(query_type, out_type)
-        mode = AttentionMode(query, keys, dropout, _check_backend(backend))
+        if backend not in BETWEEN_POINTS.backends:
+            ON_GRIDS.check(backend)
+        mode = AttentionMode(query, keys, dropout, backend)
         given: dict[str, Any] = {**options}
         one_space = query_type.gspace == key_type.gspace
-        group = _group_of(key_type.gspace, as_samples(samples))
+        group = fibers(key_type.gspace, as_samples(samples))
+        if group.samples is not None and group.samples.turn == "random":
+            raise ValueError('samples: got turn="random", which cross-attention does not have; needed turn="fixed"')
         is_causal = check_bool("is_causal", given.pop("is_causal", False))
         grid_options = {name: given.pop(name) for name in ("dilation", "causal", "padding_mode") if name in given}
         grid_options |= {"causal": True} if is_causal else {}
@@ -166,7 +170,11 @@ class GroupCrossAttention(Wrapper, GridModule):
         check_on_torus(bound, seen)
         places = _choose_places(group, bound, seen, one_space, spacing, length_scale, point_options)
         needs = heads.needs(bound, mode)
-        _check_needs(bound, needs.queries and needs.keys)
+        if bound.has_start or not (needs.queries and needs.keys):
+            raise ValueError(
+                f"encoding: got {type(bound).__name__}, whose scores do not read queries and keys as they are; needed "
+                "mlp, separable, fourier, rotary, absolute, none or an Encoding that does"
+            )
         # Keys and values that all poses have alike need none, nor do queries that look at such keys, or at all poses.
         lifts = (
             is_scalar(value_type) and heads.projection == "group" and sees_scalars(key_type, bound, heads, query, keys)
@@ -438,33 +446,12 @@ def _check_types(query_type: Any, key_type: Any, value_type: Any, out_type: Any)
             raise ValueError(f"{name}: its gspace is {given[name].gspace.name}, needed that of {other}, {gspace.name}")
 
 
-def _group_of(asked: GSpace, samples: Samples | None) -> Fibers:
-    """The tables of the fiber group, with its action on the space of the keys."""
-    group = fibers(asked, samples)
-    if group.samples is not None and group.samples.turn == "random":
-        raise ValueError('samples: got turn="random", which cross-attention does not have; needed turn="fixed"')
-    return group
-
-
 def _choose_encoding(encoding: Encoding | str | None, asking: GSpace, one_space: bool) -> Encoding:
     """The encoding; by default that of offsets where there are some in space."""
     is_sequence = isinstance(asking, SpaceTime) and asking.base.dimensionality == 0
     if encoding is None and (is_sequence or not one_space):
         return as_encoding("none")
     return as_encoding(encoding)
-
-
-def _check_backend(backend: str) -> str:
-    """``backend``, if there is one of this name on grids or between points."""
-    return backend if backend in BETWEEN_POINTS.backends else ON_GRIDS.check(backend)
-
-
-def _check_needs(encoding: Encoding, reads_both: bool) -> None:
-    if encoding.has_start or not reads_both:
-        raise ValueError(
-            f"encoding: got {type(encoding).__name__}, whose scores do not read queries and keys as they are; needed "
-            "mlp, separable, fourier, rotary, absolute, none or an Encoding that does"
-        )
 
 
 def _choose_window(

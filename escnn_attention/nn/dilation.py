@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_args
 
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from typing_extensions import Unpack
@@ -22,8 +22,7 @@ from escnn_attention._checks import check_int, check_option
 from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.exporting.modules import exported
 from escnn_attention.functional import ON_GRIDS, QueryMode
-from escnn_attention.geometry.windows import WindowShape
-from escnn_attention.groups.fibers import Fibers, fibers
+from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.arguments import (
     check_options,
     check_pointwise,
@@ -301,14 +300,24 @@ class DilationSelfAttention(PlainModule):
         backend: str = "auto",
     ):
         check_types(in_type, out_type)
-        group = _check_space(in_type)
+        group = fibers(in_type.gspace)
+        if group.dimension == 0:
+            raise ValueError(f"in_type: its gspace {in_type.gspace.name} has no base space, needed one to enlarge")
         of_scale = check_scales(scales).single(out_type, "out_type")
         # One query without a pose contributes to every output pose.
         mode = AttentionMode("all" if self._lifts else query, "all", dropout, ON_GRIDS.check(backend))
-        _check_windows(windows, measure, scales)
+        check_option("windows", windows, get_args(WindowKind))
+        check_option("measure", measure, get_args(Measure))
+        if windows == "dilated" and scales.base != round(scales.base):
+            raise ValueError(f'windows: got "dilated" for scales of base {scales.base}, needed a whole number as base')
         heads = Heads(of_scale, num_heads, group, head_fields=head_fields, projection=projection, bias=bias)
-        shape = _choose_shape(group, in_type, kernel_size, window)
-        encoding = _check_encoding(encoding)
+        if check_int("kernel_size", kernel_size) % 2 == 0:
+            raise ValueError(f"kernel_size: got {kernel_size}, needed an odd number")
+        shape = choose_window(group, in_type, kernel_size, window, 1).shape
+        encoding = as_encoding(encoding)
+        if encoding.absolute:
+            name = type(encoding).__name__
+            raise ValueError(f"encoding: got {name}, which sees positions and not offsets; needed a relative encoding")
         seen = None if self._lifts else _choose_interval(interval, scales)
         needs = encoding.needs(heads.channels, group.dimension)
         single = scales.single(in_type, "in_type") if seen else in_type
@@ -354,39 +363,6 @@ class DilationSelfAttention(PlainModule):
             f"backend={core.backend!r}",
         ]
         return ", ".join(parts)
-
-
-def _check_space(in_type: FieldType) -> Fibers:
-    """The fiber group, if there is a space to enlarge."""
-    group = fibers(in_type.gspace)
-    if group.dimension == 0:
-        raise ValueError(f"in_type: its gspace {in_type.gspace.name} has no base space, needed one to enlarge")
-    return group
-
-
-def _choose_shape(group: Fibers, in_type: FieldType, kernel_size: int, window: str) -> WindowShape:
-    """The shape of the windows, which are not the whole grid."""
-    if check_int("kernel_size", kernel_size) % 2 == 0:
-        raise ValueError(f"kernel_size: got {kernel_size}, needed an odd number")
-    return choose_window(group, in_type, kernel_size, window, 1).shape
-
-
-def _check_windows(windows: str, measure: str, scales: Scales) -> None:
-    """The windows and the measure are some that there are for these scales."""
-    check_option("windows", windows, ("scaled", "dilated", "fixed"))
-    check_option("measure", measure, ("haar", "counting", "printed"))
-    if windows == "dilated" and scales.base != round(scales.base):
-        raise ValueError(f'windows: got "dilated" for scales of base {scales.base}, needed a whole number as base')
-
-
-def _check_encoding(encoding: Encoding | str | None) -> Encoding:
-    """The encoding, if it is a relative one."""
-    encoding = as_encoding(encoding)
-    if encoding.absolute:
-        raise ValueError(
-            f"encoding: got {type(encoding).__name__}, which sees positions and not offsets; needed a relative encoding"
-        )
-    return encoding
 
 
 def _choose_interval(interval: int | None, scales: Scales) -> int:

@@ -10,7 +10,6 @@ from escnn.nn import EquivariantModule, FieldType
 
 from escnn_attention._checks import check_int, check_option, check_unused
 from escnn_attention.groups.fibers import (
-    FrameSegment,
     columns_of,
     frames,
     generic_fibers,
@@ -190,7 +189,12 @@ def channels_of(in_type: FieldType) -> tuple[np.ndarray, np.ndarray]:
     """The number of the field of each channel, and 1 where a mean may be taken from it, else 0; both ``(size,)``."""
     mean = np.zeros(in_type.size)
     for segment in frames(in_type, group=generic_fibers(in_type.gspace)):
-        _check_orthogonal(segment, in_type)
+        products = segment.matrices @ np.swapaxes(segment.matrices, 1, 2)
+        if not np.allclose(products, np.eye(products.shape[-1]), atol=1e-8):
+            channel = int(segment.columns[0, 0])
+            raise ValueError(
+                f"in_type: the field at channel {channel} of {in_type} is not orthogonal; its norm is not invariant"
+            )
         if segment.permutation is not None:
             mean[segment.columns.ravel()] = 1.0
     return field_of_channels(in_type), mean
@@ -201,15 +205,6 @@ def check_eps(eps: Any) -> float:
     if isinstance(eps, bool) or not isinstance(eps, Real) or not float(eps) >= 0:
         raise ValueError(f"eps: got {eps!r}, needed a number that is not negative")
     return float(eps)
-
-
-def _check_orthogonal(segment: FrameSegment, in_type: FieldType) -> None:
-    products = segment.matrices @ np.swapaxes(segment.matrices, 1, 2)
-    if not np.allclose(products, np.eye(products.shape[-1]), atol=1e-8):
-        channel = int(segment.columns[0, 0])
-        raise ValueError(
-            f"in_type: the field at channel {channel} of {in_type} is not orthogonal; its norm is not invariant"
-        )
 
 
 BlockNorm = Literal["layer", "rms", "fields", "batch"]

@@ -343,8 +343,7 @@ class GroupSelfAttention(MaskedModule):
         normalization: Normalization = given.pop("normalization", "softmax")
         mode = AttentionMode(query, keys, dropout, ON_GRIDS.check(backend), shared_scores, normalization)
         causal = check_bool("is_causal", given.pop("is_causal", False)) or causal
-        circular = padding_mode == "circular"
-        resampling = _choose_resampling(given.pop("stride", 1), given.pop("scale_factor", 1), circular)
+        resizing = given.pop("stride", 1), given.pop("scale_factor", 1)
         filters = given.pop("projection_kernel_size", 1), given.pop("projection_filters", 1)
         whole, subgroup = fibers(in_type.gspace, as_samples(samples)), subgroup_id(given.pop("poses", None))
         group = whole if subgroup is None else fibers(in_type.gspace, subgroup=subgroup)
@@ -354,7 +353,8 @@ class GroupSelfAttention(MaskedModule):
         needs = heads.needs(encoding, mode)
         check_shared(shared_scores, query, keys, encoding, group)
         seen = choose_window(whole, in_type, kernel_size, window, dilation, causal=causal, padding_mode=padding_mode)
-        convolution, read = field_convolution(in_type, *filters, circular=circular)
+        resampling = _choose_resampling(*resizing, seen, group.dimension)
+        convolution, read = field_convolution(in_type, *filters, circular=seen.circular)
         lifts = self._scalars_only or (
             not shared_scores and heads.projection == "group" and sees_scalars(read, encoding, heads, query, keys)
         )
@@ -364,7 +364,6 @@ class GroupSelfAttention(MaskedModule):
             1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.relations + heads.registers
         )
         poses = has_pose_term(encoding, query, keys, lifts=lifts)
-        _check_resampling(resampling, seen, group.dimension)
         check_on_torus(encoding, seen)
         _check_count(mode, seen, encoding)
         tables = tables_of(group, num_poses, heads.registers, poses=poses, weighs=keys == "all" and not lifts)
@@ -453,14 +452,6 @@ class GroupSelfAttention(MaskedModule):
         return ", ".join(parts)
 
 
-def _choose_resampling(stride: Any, scale_factor: Any, circular: bool) -> Resampling:
-    """The grid of the outputs that is asked for."""
-    chosen = Resampling(check_int("stride", stride), check_int("scale_factor", scale_factor), circular)
-    if chosen.stride > 1 and chosen.scale_factor > 1:
-        raise ValueError(f"stride: got {stride} with scale_factor={scale_factor}, needed one of them")
-    return chosen
-
-
 def _check_count(mode: AttentionMode, window: Window, encoding: Encoding) -> None:
     """Without a softmax there is a sum over all keys, which all queries read."""
     if mode.normalization == "softmax":
@@ -481,8 +472,11 @@ def _check_count(mode: AttentionMode, window: Window, encoding: Encoding) -> Non
             )
 
 
-def _check_resampling(chosen: Resampling, window: Window, dimension: int) -> None:
-    """A window is one about any place, and there are places between the positions of a grid."""
+def _choose_resampling(stride: Any, scale_factor: Any, window: Window, dimension: int) -> Resampling:
+    """The grid of the outputs, if a window can be about any place, and there are places between positions."""
+    chosen = Resampling(check_int("stride", stride), check_int("scale_factor", scale_factor), window.circular)
+    if chosen.stride > 1 and chosen.scale_factor > 1:
+        raise ValueError(f"stride: got {stride} with scale_factor={scale_factor}, needed one of them")
     name, number = ("stride", chosen.stride) if chosen.stride > 1 else ("scale_factor", chosen.scale_factor)
     others = {"causal": window.causal, "dilation": window.dilation > 1}
     others["a gspace without a base space"] = not dimension
@@ -494,6 +488,7 @@ def _check_resampling(chosen: Resampling, window: Window, dimension: int) -> Non
             f'stride: got {chosen.stride} with padding_mode="circular", needed an odd one: of an even number of '
             "positions none is in the middle. GroupCrossAttention takes queries from a HalvingPool"
         )
+    return chosen
 
 
 class LiftingOptions(WindowOptions, total=False):

@@ -195,7 +195,8 @@ class SphereSelfAttention(PointLayer):
         if head_fields is None:
             head_fields = -(-len(out_type) // num_heads)
         fields = num_heads * check_int("head_fields", head_fields)
-        chord = None if radius is None else _chord(radius)
+        # The distance between points that see each other under this angle.
+        chord = None if radius is None else 2 * math.sin(min(check_length("radius", radius), math.pi) / 2)
         if length_scale is None:
             length_scale = chord or 1.0
         # No point is further than the antipode, whatever rounding makes of its distance.
@@ -260,11 +261,6 @@ def check_on_sphere(module: PointModule, atol: float, rtol: float) -> list[tuple
     """The errors of random rotations of random points, each of them below its limit."""
     points = torch.nn.functional.normalize(torch.randn(24, 3, dtype=torch.float64), dim=-1)
     return check_at_points(module, points, (module.space.fibergroup.sample() for _ in range(8)), atol, rtol)
-
-
-def _chord(radius: float) -> float:
-    """The distance between points that see each other under this angle."""
-    return 2 * math.sin(min(check_length("radius", radius), math.pi) / 2)
 
 
 class SphereOptions(TypedDict, total=False):
