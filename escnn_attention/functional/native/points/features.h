@@ -14,7 +14,7 @@ namespace {
 template <class T> struct FeatureScores {
     using W = V<T>;
     static constexpr int width = WIDTH<T>;
-    static constexpr int chunk = 4 * width;  // keys whose features are made at once
+    static constexpr int64_t chunk = 4 * width;  // keys whose features are made at once
 
     explicit FeatureScores(const Layout<T>& layout) : layout(layout), call(layout.call) {
         // A vector more, which the last stretch of a ring reaches; and rows that do not all take the same lines of the
@@ -131,16 +131,18 @@ template <class T> struct FeatureScores {
         }
         const T *layer = as<T>(call.layer), *shift = as<T>(call.shift);
         for (int64_t f = 0; f < call.num_features; f++, layer += coordinates)
-            for (int64_t key = 0; key < task.num_keys; key += chunk) {
-                W y[4], s[4];
-                for (int v = 0; v < 4; v++) y[v] = all(shift[f]);
-                for (int64_t i = 0; i < coordinates; i++)
-                    for (int v = 0; v < 4; v++) y[v] += layer[i] * load(seen[i] + key + v * width);
-                sigmoid<T, 4>(y, s);
-                for (int v = 0; v < 4; v++) y[v] *= s[v], store(made[f] + key + v * width, y[v]);
-                if (!slopes_too) continue;
-                for (int v = 0; v < 4; v++) store(slopes[f] + key + v * width, s[v] + y[v] * (T(1) - s[v]));
-            }
+            for (int64_t key = 0; key < task.num_keys; key += chunk)
+                dispatch((std::min(chunk, task.num_keys - key) + width - 1) / width, [&](auto number) {
+                    constexpr int N = number;
+                    W y[N], s[N];
+                    for (int v = 0; v < N; v++) y[v] = all(shift[f]);
+                    for (int64_t i = 0; i < coordinates; i++)
+                        for (int v = 0; v < N; v++) y[v] += layer[i] * load(seen[i] + key + v * width);
+                    sigmoid<T, N>(y, s);
+                    for (int v = 0; v < N; v++) y[v] *= s[v], store(made[f] + key + v * width, y[v]);
+                    for (int v = 0; slopes_too && v < N; v++)
+                        store(slopes[f] + key + v * width, s[v] + y[v] * (T(1) - s[v]));
+                });
         return {made[0], made.stride, 0};
     }
     // To the gradients of the layer, by those of what goes into the SiLU, which `slopes` has then.

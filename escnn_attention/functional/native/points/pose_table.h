@@ -20,7 +20,7 @@ template <class T> struct PoseTable {
     void forward(const ScoreRow& row, int64_t head, T* to) const {
         const T *query = as<T>(call.q) + layout.query_offset(row), *table = as<T>(call.pose) + offset(row, head);
         const int64_t channels = call.channels, poses = call.padded_key_poses;
-        for (int64_t pose = 0; pose < poses; pose += width) {
+        for (int64_t pose = 0; pose < call.key_poses; pose += width) {
             W y{};
             for (int64_t c = 0; c < channels; c++) y += query[c] * load(table + c * poses + pose);
             store(to + pose, y);
@@ -38,7 +38,7 @@ template <class T> struct PoseTable {
             W y[B];
             clear(y);
             const int64_t some = std::min<int64_t>(B, channels - first);
-            for (int64_t pose = 0; pose < poses; pose += width) {
+            for (int64_t pose = 0; pose < call.key_poses; pose += width) {
                 const W d = load(grad + pose);
                 for (int64_t b = 0; b < some; b++) {
                     const int64_t i = (first + b) * poses + pose;
