@@ -1,4 +1,4 @@
-"""Attention on tori, by all backends: rolls, the group, and the formula."""
+"""Attention on grids by all backends against the formula; on tori: rolls, the group, and the formula written out."""
 
 import itertools
 
@@ -6,6 +6,8 @@ import pytest
 import torch
 from escnn import group, gspaces
 from escnn.nn import FieldType
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from escnn_attention import (
     ConvolutionalEncoding,
@@ -17,9 +19,11 @@ from escnn_attention import (
     space_time,
 )
 from escnn_attention.functional import PositionalBias, attention
+from escnn_attention.functional.grid import dense, native, portable
 from escnn_attention.functional.grid.native import why_not_built
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
+from tests.functional.cases import assert_as_exact, assert_same, case, cases, outputs_and_gradients, refusal
 from tests.layers import assert_formula, drawn
 from tests.nn.attention import written_out
 from tests.packages import check_files
@@ -27,6 +31,44 @@ from tests.spaces import grid_elements, mixed, random_field, regular, size_of
 
 BACKENDS = ("reference", "blocked", *(() if why_not_built(torch.float64) else ("native",)))
 C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
+
+CHUNKS = {
+    "native": [(native, "NUMBERS_PER_CHUNK")],
+    "blocked": [(portable, "SCORES_PER_CHUNK"), (portable, "SCORES_PER_IMAGE")],
+    "dense": [(dense, "ENTRIES_PER_CHUNK")],
+}
+
+
+@pytest.mark.parametrize("backend", CHUNKS)
+@given(cases(max_side=4), st.sampled_from([1, 50, 1000, 5000, 2**24]))
+@pytest.mark.slow
+def test_backends_agree_with_the_reference_in_chunks_of_any_size(backend, arguments, chunk):
+    reason = refusal(backend, *arguments)
+    assert reason is None or backend == "dense" or not arguments[1].shape
+    assume(reason is None)
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in CHUNKS[backend]:
+            patch.setattr(module, name, chunk)
+        got = outputs_and_gradients(backend, *arguments)
+    assert_same(got, outputs_and_gradients("reference", *arguments))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize(
+    ("backend", "window", "terms"),
+    [
+        *(
+            ("dense", *of)
+            for of in ((Window(), {"waves", "pose"}), (Window(3), {"spatial", "pose"}), (Window(), set()))
+        ),
+        ("native", Window(3), {"spatial", "pose"}),
+    ],
+)
+def test_backends_agree_with_the_reference_in_lower_precision(dtype, tolerance, query, backend, window, terms):
+    tensors, grid, terms = case(4, 4, 4, (6, 5), window, terms, dtype=dtype)
+    assert_as_exact(backend, tensors, grid, terms, query, tolerance)
+
 
 TORI = {
     "odd": (lambda: C4, (5, 5), {"kernel_size": 3}),

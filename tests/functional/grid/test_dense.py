@@ -3,8 +3,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,7 +14,6 @@ from tests.functional.cases import (
     assert_as_exact,
     assert_same,
     case,
-    cases,
     doubled,
     leaves,
     outputs_and_gradients,
@@ -42,26 +39,6 @@ class Watch(TorchDispatchMode):
             if isinstance(t, torch.Tensor):
                 self.largest = max(self.largest, t.untyped_storage().nbytes() // t.itemsize)
         return out
-
-
-@given(cases(), st.sampled_from([1, 500, 5000, 2**24]))
-@pytest.mark.slow
-def test_agrees_with_the_reference_in_chunks_of_any_size(arguments, piece):
-    assume(refusal("dense", *arguments) is None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "ENTRIES_PER_CHUNK", piece)
-        got = outputs_and_gradients("dense", *arguments)
-    assert_same(got, outputs_and_gradients("reference", *arguments))
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize(
-    ("window", "terms"), [(Window(), {"waves", "pose"}), (Window(3), {"spatial", "pose"}), (Window(), set())]
-)
-def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance, query, window, terms):
-    tensors, grid, terms = case(4, 4, 4, (6, 5), window, terms, dtype=dtype)
-    assert_as_exact("dense", tensors, grid, terms, query, tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -156,11 +133,6 @@ def test_no_second_derivatives_with_dropout(monkeypatch):
     out = attention(*vectors, grid, terms, dropout=0.3, backend="dense")
     with pytest.raises(RuntimeError, match=r"second derivatives with dropout.*'blocked'"):
         torch.autograd.grad(out.sum(), leaves(vectors, terms), create_graph=True)
-
-
-def test_a_batch_of_nothing():
-    tensors, grid, terms = case(2, 2, 2, (3, 4), Window(), {"waves"}, batch=0)
-    assert attention(*tensors, grid, terms, query="all", backend="dense").shape == (2, 0, 12, 2, 3)
 
 
 @pytest.mark.parametrize(

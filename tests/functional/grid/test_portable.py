@@ -12,24 +12,7 @@ from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Window
-from tests.functional.cases import assert_same, call_of, case, cases, leaves, outcome, outputs_and_gradients
-
-
-@given(cases(max_side=3), st.sampled_from([1, 50, 1000, 2**22]), st.sampled_from([1, 50, 1000, 2**19]))
-@pytest.mark.slow
-def test_agrees_with_the_reference_in_chunks_of_any_size(arguments, scores, of_image):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(portable, "SCORES_PER_CHUNK", scores)
-        patch.setattr(portable, "SCORES_PER_IMAGE", of_image)
-        got = outputs_and_gradients("blocked", *arguments)
-    expected = outputs_and_gradients("reference", *arguments)
-    for a, b in zip(got, expected, strict=True):
-        if b is None or a is None:
-            # A term that cannot change the output may be left out of the graph.
-            assert all(t is None or t.abs().max() < 1e-12 for t in (a, b))
-        else:
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
-
+from tests.functional.cases import assert_same, call_of, case, leaves, outcome, outputs_and_gradients
 
 LOOPS = ["blocked", *(["native"] if native.why_not_built(torch.float64) is None else [])]
 
