@@ -19,7 +19,6 @@ from tests.sampling import long_first, mark_undrawn, one_in, seed_of_the_commit
 
 if TYPE_CHECKING:
     from tests.fresh_python import FreshPython
-    from tests.without_escnn import WithoutEscnn
 
 ROOT = Path(__file__).parents[1]
 
@@ -188,14 +187,29 @@ def fork() -> Iterator[Callable[..., BaseProcess]]:
         process.join()
 
 
-@pytest.fixture(scope="session")
-def without_escnn(fresh_python: FreshPython) -> Iterator[WithoutEscnn]:
-    """Calls an exported network, and runs code, where escnn is not installed."""
-    from tests.without_escnn import WithoutEscnn
+# The file of a network and what it is called with gets what the network gives.
+_WITHOUT_ESCNN = """
+sys.modules["escnn"] = None
+import torch
+network, arguments, named = torch.load(sys.argv[1], weights_only=False)
+with torch.no_grad():
+    found = network(*arguments, **named)
+assert not any(name.startswith("escnn.") for name in sys.modules)
+torch.save(found, sys.argv[1])
+"""
 
-    calls = WithoutEscnn(fresh_python)
-    yield calls
-    calls.close()
+
+@pytest.fixture
+def without_escnn(run_python: Callable[..., str], tmp_path: Path) -> Callable[..., Any]:
+    """Calls an exported network where escnn is not installed, without gradients."""
+    import torch
+
+    def call(network: Any, *arguments: Any, **named: Any) -> Any:
+        torch.save((network, arguments, named), tmp_path / "call.pt")
+        run_python(_WITHOUT_ESCNN, tmp_path / "call.pt")
+        return torch.load(tmp_path / "call.pt")
+
+    return call
 
 
 def pytest_collection_finish() -> None:

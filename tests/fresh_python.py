@@ -49,10 +49,6 @@ class FreshPython:
         process.start()
         return process
 
-    def pipe(self) -> Any:
-        """Two ends of a connection to a process."""
-        return self._context.Pipe()
-
     def run(self, code: str, *arguments: object) -> Done:
         """Run code as ``python -c`` does, with ``sys`` imported."""
         self._started += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,6 +164,17 @@ def assert_formula(
     options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
     for a, b in zip(*(torch.autograd.grad(y, wanted, weight, **options) for y in (found, expected)), strict=True):
         torch.testing.assert_close(a, b, rtol=10 * rtol, atol=10 * atol)
+
+
+def packed(content: Any, **options: Any) -> bytes:
+    """What ``torch.save`` writes."""
+    file = io.BytesIO()
+    torch.save(content, file, **options)
+    return file.getvalue()
+
+
+def unpacked(content: bytes, *, weights_only: bool = False) -> Any:
+    return torch.load(io.BytesIO(content), weights_only=weights_only)
 
 
 # Interpreted, "triton" takes seconds for each layer.

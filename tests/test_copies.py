@@ -8,8 +8,7 @@ import torch
 from escnn.nn import R2Conv
 
 from escnn_attention.models import HamiltonianNetwork
-from tests.layers import CASES, Case
-from tests.without_escnn import packed, unpacked
+from tests.layers import CASES, Case, packed, unpacked
 
 EXPORTED = [name for name, case in CASES.items() if not case.training and name != "HamiltonianNetwork"]
 

@@ -24,10 +24,9 @@ from escnn_attention import (
 from escnn_attention.functional import BACKENDS
 from tests import spaces
 from tests.drawing import AROUND, KINDS, Draw, Drawn, Layer, around, values
-from tests.layers import compute_by, gradients, served
+from tests.layers import compute_by, gradients, packed, served, unpacked
 from tests.nn.attention import turned_error
 from tests.sampling import seeds
-from tests.without_escnn import packed, unpacked
 
 FEW = 4
 TOLERANCE = 1e-10

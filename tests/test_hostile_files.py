@@ -31,8 +31,8 @@ from escnn_attention.training.data.files import npz_file
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import read_checkpoint
 from escnn_attention.training.experiment.configuration import find_task
+from tests.layers import packed
 from tests.sampling import seeds
-from tests.without_escnn import packed
 
 FEW = 6
 CONTENT = {

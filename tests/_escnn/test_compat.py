@@ -71,6 +71,7 @@ def test_kernel_bases_can_be_built_where_escnn_alone_could_not(printed_by):
 
 
 WITHOUT_ESCNN = """
+sys.modules["escnn"] = None
 import escnn_attention
 import escnn_attention.functional, escnn_attention.plain.self_attention, escnn_attention.plain.blocks
 for name in escnn_attention.__all__:
@@ -89,10 +90,10 @@ except AttributeError as error:
 """
 
 
-def test_without_escnn_the_package_says_how_to_install_it(without_escnn):
+def test_without_escnn_the_package_says_how_to_install_it(run_python):
     import escnn_attention
 
-    *errors, last = without_escnn.run(WITHOUT_ESCNN).splitlines()
+    *errors, last = run_python(WITHOUT_ESCNN).splitlines()
     assert len(errors) == len(escnn_attention.__all__) + 1
     for name, error in zip([*escnn_attention.__all__, "GroupSelfAttention"], errors, strict=True):
         assert name in error
