@@ -82,19 +82,6 @@ def some_elements(gspace, number=3):
     return [gspace.fibergroup.sample() for _ in range(number)]
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", SPACES)
-def test_exact_for_the_samples_that_are_a_subgroup(name):
-    layer, x = sampled_layer(name)
-    group = fibers(layer.space, layer.samples)
-    for element in group.elements[1 :: max(1, group.order // 4)]:
-        assert error(layer, x, element) < 1e-10
-    # Of the others it is not; and with a wrong action it is of none.
-    assert max(error(layer, x, element) for element in some_elements(layer.space)) > 1e-5
-    wrong = torch.tensor(layer.space.basespace_action(some_elements(layer.space, 1)[0]))
-    assert error(layer, x, group.elements[-1], matrix=wrong) > 1e-3
-
-
 @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary"])
 @pytest.mark.slow
 def test_the_error_falls_with_the_number_of_samples(encoding):
@@ -252,13 +239,6 @@ def test_tables_of_samples_are_exact_and_in_no_state():
     single = layer.float()(layer.in_type(x.float())).tensor
     torch.testing.assert_close(single.double(), expected, atol=1e-4, rtol=1e-4)
     assert torch.equal(layer.double().plain.relative, relative)
-
-
-def test_an_exported_layer_needs_no_escnn(without_escnn):
-    layer, x = case("SO(2)", samples=Samples(5, turn="random"))
-    exported, y = layer.export(), layer(layer.in_type(x)).tensor
-    assert (without_escnn(exported, x) - y).abs().max() < 1e-12
-    assert (without_escnn(exported.train(), x) - y).abs().max() > 1e-6
 
 
 def test_maps_of_what_is_attended_to():

@@ -405,14 +405,6 @@ def test_is_the_formula(scope, kind, num_groups, alike, space):
     assert_formula(plain(x), expected, [x, *plain.parameters()])
 
 
-def test_groups_of_scalars_are_torchs():
-    scalars = spaces.scalars(C4, 6)
-    x = spaces.random_field(scalars, 4, 4)
-    for num_groups, other in ((3, torch.nn.GroupNorm(3, 6)), (6, torch.nn.InstanceNorm2d(6))):
-        module = FieldLayerNorm(scalars, "sample", kind="layer", num_groups=num_groups).double()
-        torch.testing.assert_close(module(x).tensor, other.double()(x.tensor))
-
-
 def test_groups_erase_nothing():
     """A group norm of a scalar at one position would be zero, or a sign."""
     scalars = spaces.scalars(C4, 4)
