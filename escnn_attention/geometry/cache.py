@@ -6,7 +6,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial, wraps
 from threading import Lock
@@ -222,7 +222,8 @@ def _look_up_kept(make: Callable[..., _T], *arguments: Any) -> _T:
         forget = partial(_of_tensors.pop, key)
         _of_tensors[key] = state, [weakref.ref(t, forget) for t in tensors], result
         if len(_of_tensors) > _MOST_KEPT:
-            _of_tensors.pop(next(iter(_of_tensors)), None)
+            with suppress(RuntimeError, StopIteration):  # other threads change it meanwhile
+                _of_tensors.pop(next(iter(_of_tensors)), None)
     return result
 
 

@@ -217,6 +217,17 @@ def test_what_is_kept_lives_as_long_as_its_tensor():
     assert len(cache._of_tensors) <= cache._MOST_KEPT
 
 
+def test_another_thread_may_forget_meanwhile(monkeypatch):
+    class Changing(dict):
+        def __iter__(self):
+            raise RuntimeError("dictionary changed size during iteration")
+
+    monkeypatch.setattr(cache, "_of_tensors", Changing())
+    total = Counter()
+    some = [torch.ones(3) for _ in range(2 * cache._MOST_KEPT)]
+    assert all(kept(total, x) == 3 for x in some)
+
+
 def test_what_inference_makes_is_not_kept():
     x = torch.arange(3.0)
     for make in (torch.sin, torch.cos):
