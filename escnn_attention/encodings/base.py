@@ -232,13 +232,6 @@ class Encoding(Versioned, ABC):
                 "both overridden"
             )
 
-    def drop_poses(self) -> None:
-        """Remove the term of the pose; the function of the offset keeps the scale that it has beside it."""
-        self.pose_embedding = None
-        if self.pose_network is not None:
-            del self.pose_network  # An entry of None among the modules would accept saved weights of a network.
-            self.pose_network = None
-
     def _pose_mlp(self, inputs: int, outputs: int) -> torch.nn.Sequential:
         """The network of the features of a relative pose."""
         return coordinate_mlp(inputs, 16, 1, outputs, False)

@@ -148,11 +148,6 @@ class ConvolutionalEncoding(Encoding):
         bias[:, 0] = 1.0
         keys[:, 0] = 0.0
 
-    def drop_poses(self) -> None:
-        super().drop_poses()
-        self.pose_preference = None
-        self.rest.drop_poses()
-
     def offsets(self, delta: Tensor) -> Tensor | None:
         if self.centre is None or self.sharpness is None:
             return None

@@ -181,8 +181,8 @@ class GroupCrossAttention(Wrapper, GridModule):
         )
         asks_alike = heads.projection == "group" and group.order > 1 and is_scalar(query_type)
         asks_alike = asks_alike and (lifts or (keys == "all" and not bound.absolute))
-        num_poses = 1 if keys == "own" and not bound.absolute else group.order + heads.registers
         poses = has_pose_term(bound, query, keys, lifts=lifts)
+        num_poses = group.order + heads.registers if poses else 1
         plain = CrossAttention(
             Projections(
                 heads.read_one(query_type, heads.channels, scalars=asks_alike),
@@ -190,7 +190,7 @@ class GroupCrossAttention(Wrapper, GridModule):
                 heads.read_one(value_type, heads.channels, scalars=lifts),
                 heads.write(out_type),
             ),
-            bind(bound, heads, seen, num_poses, poses=poses),
+            bind(bound, heads, seen, num_poses),
             tables_of(group, num_poses, heads.registers, poses=poses, weighs=keys == "all" and not lifts),
             places,
             mode,

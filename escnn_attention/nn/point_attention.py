@@ -169,13 +169,13 @@ class PointSelfAttention(PointLayer):
         size, num_poses = relation.size(group.dimension), 1 if lifts else group.order + registers
         alike = lifts or relation.sees_poses or _drops_out(kernel, query, keys, normalization)
         seen = 1 if alike else group.relations + registers
-        poses, relative = _has_pose_term(kernel, query, keys, normalization), tables.relative
+        relative = tables.relative
         sizes = (size, heads.number, heads.channels, seen, 0 if relative is None else torch.as_tensor(relative))
         plain = PointAttention(
             project_in=heads.read(in_type, needs, scalars=lifts),
             values=self._values(size, heads, num_poses, relative),
             project_out=heads.write(out_type),
-            encoding=bind_kernel(kernel, normalization, *sizes, poses=poses),
+            encoding=bind_kernel(kernel, normalization, *sizes),
             relation=relation,
             neighbourhood=rule,
             tables=tables,
@@ -388,16 +388,10 @@ def _check_envelope(function: Callable[[torch.Tensor], Any]) -> None:
         )
 
 
-def bind_kernel(
-    kernel: Encoding | PairKernel, normalization: Normalization, *sizes: Any, poses: bool = True
-) -> Encoding | PairKernel:
-    """The encoding or kernel for heads of these sizes and this normalisation, with or without a term of poses."""
-    if isinstance(kernel, PairKernel):
-        return kernel.bind(*sizes, normalization=normalization)
-    bound = kernel.bind(*sizes)
-    if not poses:
-        bound.drop_poses()
-    return bound
+def bind_kernel(kernel: Encoding | PairKernel, normalization: Normalization, *sizes: Any) -> Encoding | PairKernel:
+    """The encoding or kernel for heads of these sizes and this normalisation."""
+    options: dict[str, Any] = {"normalization": normalization} if isinstance(kernel, PairKernel) else {}
+    return kernel.bind(*sizes, **options)
 
 
 def choose_kernel(encoding: Encoding | PairKernel | str | None, relation: Relation) -> Encoding | PairKernel:
@@ -432,21 +426,11 @@ def _lifts(in_type: FieldType, heads: Heads, relation: Relation) -> bool:
 def _drops_out(kernel: Encoding | PairKernel, query: QueryMode, keys: KeyMode, normalization: Normalization) -> bool:
     """Whether the term of the pose of a key is the same for all keys of a query, and nothing is left of it.
 
-    With ``keys="own"`` it drops out of a softmax; as on grids, the rotary encoding goes without it, too. A kernel is
-    mostly no sum with it, but has another constant where the query's pose is that of the output.
+    With ``keys="own"`` it drops out of a softmax; as on grids, the rotary encoding goes without it, too. Where queries
+    are of the output's pose it is a constant, which the bias of queries or keys covers, or a constant of the kernel.
     """
-    if isinstance(kernel, PairKernel):
-        return keys == "own" and (query == "own" or (normalization == "softmax" and kernel.is_linear))
-    return keys == "own" and normalization == "softmax" and not kernel.absolute
-
-
-def _has_pose_term(
-    kernel: Encoding | PairKernel, query: QueryMode, keys: KeyMode, normalization: Normalization
-) -> bool:
-    """Whether the term of the pose of a key is more than a constant, which the bias of queries or keys covers."""
-    if isinstance(kernel, PairKernel) or not query == keys == "own":
-        return True
-    return not kernel.absolute and normalization != "count"
+    added = kernel.is_linear if isinstance(kernel, PairKernel) else not kernel.absolute
+    return keys == "own" and (query == "own" or (normalization == "softmax" and added))
 
 
 def _tables(group: Fibers, lifts: bool, registers: int) -> GroupTables:

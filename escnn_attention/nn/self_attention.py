@@ -94,8 +94,12 @@ def check_shared(
 
 
 def has_pose_term(encoding: Encoding, query: QueryMode, keys: KeyMode, *, lifts: bool) -> bool:
-    """Whether the encoding's term of the pose differs from key to key; a constant is covered by the bias of queries."""
-    return not (lifts or (encoding.absolute and query == keys == "own"))
+    """Whether the encoding has a term of the pose, which differs from key to key.
+
+    Where a query sees keys of one pose it is the same for all of them; absolute encodings add it to queries, whose bias
+    covers one pose.
+    """
+    return not lifts and (keys == "all" or (encoding.absolute and query == "all"))
 
 
 def query_weight(out_type: FieldType, group: Fibers, query: QueryMode, *, lifts: bool) -> float:
@@ -108,17 +112,13 @@ def query_weight(out_type: FieldType, group: Fibers, query: QueryMode, *, lifts:
     return whole / (1 if lifts else group.order)
 
 
-def bind(encoding: Encoding, heads: Heads, window: Window, num_poses: int, *, poses: bool) -> Encoding:
-    """The encoding for these heads, with its term for the poses or without."""
+def bind(encoding: Encoding, heads: Heads, window: Window, num_poses: int) -> Encoding:
+    """The encoding for these heads, and keys of so many poses."""
     group = heads.group
     relative = group.relative if num_poses > 1 else None
     features = 0 if relative is None else torch.tensor(padded(relative, num_poses))
-    bound = encoding.bind(
-        group.dimension, heads.number, heads.channels, num_poses, features, _orbits(heads, window, num_poses)
-    )
-    if not poses:
-        bound.drop_poses()
-    return bound
+    orbits = _orbits(heads, window, num_poses)
+    return encoding.bind(group.dimension, heads.number, heads.channels, num_poses, features, orbits)
 
 
 def _orbits(heads: Heads, window: Window, num_poses: int) -> Orbits | None:
@@ -359,18 +359,15 @@ class GroupSelfAttention(MaskedModule):
             not shared_scores and heads.projection == "group" and sees_scalars(read, encoding, heads, query, keys)
         )
         weight = query_weight(out_type, group, query, lifts=lifts)
-        # The term of the pose of the keys, where a query sees keys of one pose, is the same for all of them.
-        num_poses = (
-            1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.relations + heads.registers
-        )
         poses = has_pose_term(encoding, query, keys, lifts=lifts)
+        num_poses = group.relations + heads.registers if poses else 1
         check_on_torus(encoding, seen)
         _check_count(mode, seen, encoding)
         tables = tables_of(group, num_poses, heads.registers, poses=poses, weighs=keys == "all" and not lifts)
         plain = SelfAttention(
             heads.read(read, needs, scalars=lifts),
             heads.write(out_type),
-            bind(encoding, heads, seen, num_poses, poses=poses),
+            bind(encoding, heads, seen, num_poses),
             tables,
             seen,
             mode,

@@ -9,6 +9,7 @@ from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention import (
+    GroupCrossAttention,
     GroupSelfAttention,
     LiftingSelfAttention,
     Pair,
@@ -371,6 +372,26 @@ def test_options_that_outputs_elsewhere_do_not_have():
             GroupSelfAttention(types, types, 1, 3, **options)
     with pytest.raises(TypeError, match=r"stride: .*no such option .it keeps the grid"):
         TransformerBlock(fields, fields, 1, 3, stride=2)
+
+
+@pytest.mark.parametrize("encoding", ["separable", "mlp", "fourier"])
+def test_encodings_of_scalars_have_no_poses(encoding):
+    """Whether the layer lifts scalars only or any fields, on grids or between points: no channel is left for poses."""
+    space = PLANE["D4"]()
+    image, fields = scalars(space, 2), regular(space, 2)
+    options = {"head_fields": 6, "encoding": encoding}
+    shapes = [
+        {name: parameter.shape for name, parameter in layer.plain.encoding.named_parameters()}
+        for layer in (
+            LiftingSelfAttention(image, fields, 2, 3, **options),
+            GroupSelfAttention(image, fields, 2, 3, **options),
+            GroupCrossAttention(image, image, fields, 2, **options),
+            PointSelfAttention(image, fields, 2, **options),
+        )
+    ]
+    assert all(shape == shapes[0] for shape in shapes)
+    of_fields = GroupSelfAttention(fields, fields, 2, 3, **options).plain.encoding
+    assert {name: parameter.shape for name, parameter in of_fields.named_parameters()} != shapes[0]
 
 
 def test_shares_by_count_need_products():
