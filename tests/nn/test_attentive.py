@@ -178,22 +178,6 @@ def test_gradients():
         torch.autograd.gradgradcheck(module.plain, (x,))
 
 
-def test_repr():
-    fields, options = spaces.regular(C4, 2), {"stride": 2, "residual": False, "bias": False, "spatial": False}
-    for module, parts in (
-        (
-            FeatureAttention(fields, dilation=2, residual=False, statistics="max"),
-            ("ratio=2", "kernel_size=7", "dilation=2", "residual=False", "statistics=('max',)"),
-        ),
-        (PoseAttention(fields, residual=False), ("residual=False",)),
-        (
-            layer_on(C4, (1, 1), **options),
-            ("kernel_size=3", "ratio=1", "spatial=False", "stride=2", "residual=False", "bias=False"),
-        ),
-    ):
-        assert all(part in repr(module) for part in parts)
-
-
 LAYERS = [FeatureAttention, PoseAttention, lambda fields: AttentiveConv(fields, fields, 3)]
 
 

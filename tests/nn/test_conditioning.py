@@ -167,11 +167,6 @@ def test_bad_conditions():
             norm(points, bad, batch)
 
 
-def test_repr():
-    assert repr(ConditionedFieldNorm(FIELDS, 5)).endswith("n=5, scope='position', eps=1e-05)")
-    assert repr(ConditionedGate(FIELDS, 5)).endswith("n=5)")
-
-
 def block_on(fields, out=None, **options):
     """A block that attends to all positions, between few heads."""
     options = {"norm": "pre", "kernel_size": None, "head_fields": 2, "hidden_fields": 1, "condition": N, **options}

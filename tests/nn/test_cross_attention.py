@@ -670,19 +670,6 @@ def test_what_does_not_fit():
         apart(x, y)
 
 
-def test_repr_has_every_option():
-    image = regular(C4, 2)
-    for options, parts in (
-        ({"kernel_size": 3, "qk_norm": True, "registers": 2}, ("(square)", "qk_norm=True", "registers=2")),
-        ({"kernel_size": 3, "padding_mode": "circular"}, ("(square)", "padding_mode='circular'")),
-        ({"spacing": 0.5, "dropout": 0.1}, ("global", "spacing=0.5", "dropout=0.1")),
-        ({"length_scale": 2.0, "num_neighbours": 3}, ("length_scale=2.0", "num_neighbours=3")),
-    ):
-        text = repr(GroupCrossAttention(image, image, image, **options))
-        assert all(part in text for part in parts), text
-    assert not any(f"{word}=" in repr(GroupCrossAttention(*3 * [image])) for word in ("spacing", "length_scale", "qk"))
-
-
 def test_no_images_with_a_mask():
     image = regular(C4, 1)
     layer = GroupCrossAttention(image, image, image).double()

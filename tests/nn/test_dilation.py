@@ -346,25 +346,6 @@ def test_with_a_single_scale_nothing_is_left_but_the_ordinary_layers(query):
     torch.testing.assert_close(ours(x).tensor, plain(x).tensor)
 
 
-def test_says_what_it_is():
-    text = repr(group(PLANE["C8"](), kernel_size=5, dropout=0.1))
-    for part in (
-        "Scales(base=2, count=3)",
-        "num_heads=2",
-        "head_fields=4",
-        "kernel_size=5 (disc, scaled)",
-        "interval=2",
-        "query='own'",
-        "measure='haar'",
-        "MLPEncoding(hidden=16",
-        "dropout=0.1",
-    ):
-        assert part in text
-    text = repr(lifting(C4, windows="dilated", measure="printed"))
-    assert "kernel_size=3 (square, dilated), measure='printed'" in text
-    assert "interval" not in text
-
-
 @pytest.mark.parametrize(
     ("error", "message", "options"),
     [

@@ -176,10 +176,63 @@ class Late(GridModule):
         return nn.GeometricTensor(x + x.flip(-1) + 0 * x, self.out_type)
 
 
-def test_repr_tells_how_the_layers_were_made():
-    assert "scope='sample', eps=1e-05, affine=True" in repr(FieldLayerNorm(C4, "sample"))
-    assert "projection='pointwise', bias=False" in repr(PoseLinear(C4, C4, projection="pointwise", bias=False))
-    assert "projection='group', bias=True" in repr(PoseLinear(C4, MIXED))
+SCALES, C8 = ea.Scales(2, 3), spaces.regular(gspaces.rot2dOnR2(8), 2)
+TWO, SCALED = spaces.regular(C4.gspace, 2), SCALES.repeat(spaces.regular(C4.gspace, 2))
+STRIDED = {"stride": 2, "ratio": 1, "residual": False, "bias": False, "spatial": False}
+LOCAL, OF_SCALES = (
+    "kernel_size=5 (disc)",
+    "Scales(base=2, count=3); interval=2; measure='haar'; kernel_size=5 (disc, scaled)",
+)
+DEFAULTS = "query='own'; MLPEncoding(hidden=16"
+# What layers are made of, by name, and what else they say, or do not.
+SAID = [
+    (FieldLayerNorm, (C4, "sample"), {}, "regular (x4); scope='sample', eps=1e-05, affine=True", ""),
+    (FieldLayerNorm, (TWO, "pose"), {"kind": "rms"}, "scope='pose', kind='rms', eps", ""),
+    (FieldLayerNorm, (TWO,), {"num_groups": 2, "affine": False}, "eps=1e-05", ""),
+    (PoseLinear, (C4, C4), {"projection": "pointwise", "bias": False}, "", ""),
+    (PoseLinear, (C4, MIXED), {}, "projection='group', bias=True", ""),
+    (ea.ConditionedFieldNorm, (C4, 5), {}, "n=5, scope='position', eps=1e-05)", ""),
+    (ea.ConditionedGate, (C4, 5), {}, "n=5)", ""),
+    (
+        ea.FeatureAttention,
+        (TWO,),
+        {"dilation": 2, "residual": False, "statistics": ("max",)},
+        "ratio=2; kernel_size=7",
+        "",
+    ),
+    (ea.PoseAttention, (TWO,), {"residual": False}, "", ""),
+    (ea.AttentiveConv, (TWO, TWO, 3), STRIDED, "kernel_size=3", ""),
+    (GroupSelfAttention, (C8, C8, 2, 5), {"head_fields": 4, "dilation": 2, "dropout": 0.1}, f"{LOCAL}; {DEFAULTS}", ""),
+    (GroupSelfAttention, (C8, C8, 2, None), {}, "num_heads=2; global", ""),
+    (
+        ea.DilationSelfAttention,
+        2 * (SCALES.repeat(C8),),
+        {"scales": SCALES, "kernel_size": 5, "dropout": 0.1},
+        DEFAULTS,
+        "",
+    ),
+    (ea.DilationSelfAttention, (*2 * (SCALES.repeat(C8),), SCALES, 2, 5), {"head_fields": 4}, OF_SCALES, ""),
+    (
+        *(
+            ea.DilationLiftingSelfAttention,
+            (SCALARS, SCALED, SCALES, 2, 3),
+            {"measure": "printed", "windows": "dilated"},
+        ),
+        *("kernel_size=3 (square, dilated), measure='printed'", "interval"),
+    ),
+    (ea.GroupCrossAttention, 3 * (TWO,), {"kernel_size": 3, "qk_norm": True, "registers": 2}, "(square)", ""),
+    (ea.GroupCrossAttention, 3 * (TWO,), {"kernel_size": 3, "padding_mode": "circular"}, "(square)", "spacing=; qk"),
+    (ea.GroupCrossAttention, 3 * (TWO,), {"spacing": 0.5, "dropout": 0.1}, "global", "length_scale=; qk"),
+    (ea.GroupCrossAttention, 3 * (TWO,), {"length_scale": 2.0, "num_neighbours": 3}, "", "spacing="),
+]
+
+
+@pytest.mark.parametrize(("layer", "arguments", "options", "more", "absent"), SAID)
+def test_repr_tells_how_the_layers_were_made(layer, arguments, options, more, absent):
+    text = repr(layer(*arguments, **options))
+    by_name = [f"{name}={value!r}" for name, value in options.items() if name not in ("scales", "windows")]
+    assert [part for part in (*by_name, *more.split("; ")) if part not in text] == []
+    assert not any(part in text for part in filter(None, absent.split("; ")))
 
 
 def test_check_equivariance_prints_nothing(capsys):

@@ -105,15 +105,6 @@ def test_representations_that_are_not_orthogonal_are_refused():
     FieldLayerNorm(FieldType(C4, [turned]))
 
 
-def test_repr():
-    field_type = spaces.regular(C4, 1)
-    assert "regular (x1)" in repr(FieldLayerNorm(field_type))
-    assert "scope='sample', eps" in repr(FieldLayerNorm(field_type, "sample"))
-    fields = spaces.regular(C4, 2)
-    assert "scope='pose', kind='rms', eps" in repr(FieldLayerNorm(fields, "pose", kind="rms"))
-    assert "num_groups=2" in repr(FieldLayerNorm(fields, num_groups=2))
-
-
 @pytest.mark.parametrize("make", [lambda: gspaces.flipRot2dOnR2(-1), gspaces.rot3dOnR3], ids=["O(2)", "SO(3)"])
 def test_fields_of_a_continuous_group(make):
     """No element changes the norm of an irrep, and scalars alone have a mean."""

@@ -281,13 +281,6 @@ class TestModule:
         turned = before.rot90(1, (-2, -1)).roll((1, 1), (2, 5))
         torch.testing.assert_close(after, turned)
 
-    def test_says_what_it_is(self):
-        text = repr(attention_for(PLANE["C8"](), size=5, dilation=2, dropout=0.1))
-        for part in "num_heads=2", "head_fields=4", "kernel_size=5 (disc)", "dilation=2", "query='own'", "dropout=0.1":
-            assert part in text
-        assert "MLPEncoding(hidden=16" in text
-        assert "global" in repr(attention_for(PLANE["C8"]()))
-
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("encoding", ENCODINGS)

@@ -57,7 +57,3 @@ def test_transforms_of_tensors_that_are_not_contiguous(num_groups):
         lambda x: torch.func.jvp(module, (x[0],), (x[1],))[1],
     ):
         torch.testing.assert_close(function(x), function(x.contiguous()), rtol=1e-12, atol=1e-12)
-
-
-def test_repr():
-    assert "scope='sample', eps=0.1, affine=False" in repr(layer_norm(scope="sample", eps=0.1, affine=False))
