@@ -52,7 +52,6 @@ def without_prefix(state_dict: Mapping[str, Any], prefix: str) -> OrderedDict[st
     """The tensors whose names begin with a prefix, such as ``"network."``, without it; and the layouts they are in.
 
     Example:
-        >>> from escnn_attention.functional.layout import without_prefix
         >>> network = torch.nn.ModuleDict({"network": torch.nn.Linear(2, 1)})
         >>> state = without_prefix(network.state_dict(), "network.")
         >>> list(state), state._metadata[""]

@@ -25,9 +25,6 @@ def rotate(x: Tensor, angle: Tensor, pose: Tensor | None = None) -> Tensor:
         pose: what is added to the vectors first.
 
     Example:
-        >>> import math
-        >>> import torch
-        >>> from escnn_attention.functional.rotate import rotate
         >>> rotate(torch.tensor([1.0, 0.0, 5.0]), torch.tensor([math.pi / 2])).round(decimals=4)
         tensor([-0., 1., 5.])
     """
@@ -47,8 +44,6 @@ def attach_waves(
         width: the number of channels to which zeros fill up the result.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.functional.rotate import attach_waves
         >>> attach_waves(torch.tensor([5.0]), torch.zeros(2), width=6)
         tensor([5., 1., 1., 0., 0., 0.])
     """

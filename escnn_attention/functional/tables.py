@@ -127,8 +127,6 @@ def select_rows(tables: Tensor, index: Tensor) -> Tensor:
         index: ``(count,)``.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.functional.tables import select_rows
         >>> select_rows(torch.tensor([[[1.0], [2.0]]]), torch.tensor([1, 1, 0])).flatten()
         tensor([2., 2., 1.])
     """

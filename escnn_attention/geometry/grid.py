@@ -77,8 +77,6 @@ class Grid(Offsets):
         ValueError: an axis has no positions, or a window reaches around a torus.
 
     Example:
-        >>> from escnn_attention.geometry.grid import Grid
-        >>> from escnn_attention.geometry.windows import Window
         >>> grid = Grid((2, 3), Window(3))
         >>> grid.num_positions, grid.offsets.shape
         (6, torch.Size([9, 2]))

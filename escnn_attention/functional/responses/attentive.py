@@ -85,9 +85,6 @@ def attended_sum(
         mode, all responses are there at once.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.functional.responses.attentive import attended_sum
-        >>> from escnn_attention.functional.responses.convolution import convolve
         >>> x, kernel = torch.randn(2, 3 * 4, 9, 9), torch.randn(5, 4, 3, 4, 3, 3)
         >>> out = attended_sum(x, kernel, None, None, None)  # no attention: a convolution
         >>> torch.allclose(out.flatten(1, 2), convolve(x, kernel.flatten(2, 3).flatten(0, 1)), atol=1e-4)

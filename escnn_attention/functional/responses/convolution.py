@@ -15,8 +15,6 @@ def wrapped(x: Tensor, padding: int, dimensions: int) -> Tensor:
     """Features on a torus, the last ``dimensions`` axes, with so many positions of the other side at either end.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.functional.responses.convolution import wrapped
         >>> wrapped(torch.arange(3), 4, dimensions=1).tolist()
         [2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
     """
@@ -39,12 +37,6 @@ def convolve(
     """The convolution of PyTorch for as many dimensions as the kernel ``(out, in, *space)`` has.
 
     The padding is zeros, or on a torus what is on its other side.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.functional.responses.convolution import convolve
-        >>> convolve(torch.ones(1, 2, 4, 4, 4), torch.ones(3, 2, 3, 3, 3), padding=1).shape
-        torch.Size([1, 3, 4, 4, 4])
     """
     convolution = {2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}[kernel.dim() - 2]
     if circular:
@@ -58,8 +50,6 @@ def depthwise(x: Tensor, kernels: Tensor, *, dilation: int, circular: bool = Fal
     The grid is padded with zeros, or is a torus, and keeps its size.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.functional.responses.convolution import depthwise
         >>> depthwise(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3), dilation=1)
         tensor([[[[4., 6., 4.],
                   [6., 9., 6.],
@@ -112,7 +102,6 @@ def output_size(size: int, kernel_size: int, *, stride: int, padding: int, dilat
     """The places along one axis at which a kernel finds all that it needs, 0 where there are none.
 
     Example:
-        >>> from escnn_attention.functional.responses.convolution import output_size
         >>> output_size(9, 3, stride=2, padding=1, dilation=1)
         5
     """
@@ -126,8 +115,6 @@ def views(x: Tensor, kernel_size: int, *, stride: int, dilation: int, dimensions
     matrices, adding to them is the transpose of that.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.functional.responses.convolution import views
         >>> list(views(torch.arange(4), 2, stride=1, dilation=1, dimensions=1))
         [tensor([0, 1, 2]), tensor([1, 2, 3])]
     """

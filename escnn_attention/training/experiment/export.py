@@ -321,8 +321,6 @@ def export_network(
             and a PyTorch before 2.13, or outputs that are not those of the network.
 
     Example:
-        >>> from escnn_attention.training.errors import UserError
-        >>> from escnn_attention.training.experiment.export import export_network
         >>> try:
         ...     export_network("runs/r4", "network.tflite")
         ... except UserError as error:
