@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from escnn_attention._checks import check_grid
 from escnn_attention.geometry.cache import constant_tables
-from escnn_attention.geometry.lattice import SharedRows, everything, indices, longest_square, ravel, to_space
+from escnn_attention.geometry.lattice import everything, indices, longest_square, tiles, to_space
 from escnn_attention.geometry.windows import (
     Blocks,
     Window,
@@ -141,7 +141,7 @@ class Grid(Offsets):
         """A partition of the queries in blocks; ``max_queries`` limits blocks that see every position."""
         if self.window.kernel_size is None:
             return everything(self.rows, self.num_positions, self.num_positions, max_queries, self.index.device)
-        return SharedRows(*_tiles(*self.key[:4], self.key[-1]))
+        return Blocks(*_tiles(*self.key[:4], self.key[-1]))
 
 
 _MOST_KEPT, _MOST_POSITIONS = 64, 2**16
@@ -318,31 +318,20 @@ def _tiles(
     tile = 1 if radius == 0 else 2 if radius < 4 else 4
     box, periods = _box(shape, kernel_size, window_shape), _periods(shape, window_shape)
     axes = [_axis_tiles(n, tile, side, dilation, period) for n, side, period in zip(shape, box, periods, strict=True)]
-    queries, keys = (ravel(shape, [axis[i] for axis in axes]) for i in (0, 1))
-    # Every position is a query once, and what fills up sorts in front; torch.export.save warns of parts of a tensor.
-    place = queries.flatten().argsort()[queries.numel() - math.prod(shape) :].clone()
-    # Whatever the tile, query number i and key number j lie apart by the same steps.
-    step = indices([torch.arange(low, tile + high) for low, high in box])
-    start = indices([torch.arange(tile)] * len(shape))
-    offset = step[None] - start[:, None]
-    row = torch.zeros(offset.shape[:-1], dtype=torch.long)
-    outside = torch.zeros_like(row, dtype=torch.bool)
-    for axis, (low, high) in enumerate(box):
-        outside |= (offset[..., axis] < low) | (offset[..., axis] > high)
-        row = row * (high - low + 1) + offset[..., axis].clamp(low, high) - low
     lookup = _tables(shape, kernel_size, window_shape, dilation, torch.float64, torch.device("cpu"))[1]
-    shared = lookup[row].masked_fill(outside, -1)
-    return queries.to(device), keys.to(device), place.to(device), shared[None].to(device)
+    return tiles(shape, shape, axes, tuple(high - low + 1 for low, high in box), lookup, device)
 
 
-def _axis_tiles(n: int, tile: int, side: tuple[int, int], dilation: int, period: int) -> tuple[Tensor, Tensor]:
-    """Along one axis: the coordinates of the queries of each tile and of the keys that any of them sees.
+def _axis_tiles(n: int, tile: int, side: tuple[int, int], dilation: int, period: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Along one axis: the coordinates of the queries of each tile and of the keys that any of them sees, and the number
+    of the offset between those of one tile, which are the same in all.
 
     With a dilation the positions fall into classes that never see each other; a tile stays within one. On a torus a
     position may stand at several places of a tile, of which every query sees one at most.
     """
     origins = [origin for first in range(min(dilation, n)) for origin in range(first, n, dilation * tile)]
-    origin = torch.tensor(origins)[:, None]
+    origin, steps = torch.tensor(origins)[:, None], torch.arange(tile + side[1] - side[0])
     queries = origin + dilation * torch.arange(tile)
-    keys = origin + dilation * torch.arange(side[0], tile + side[1])
-    return queries.masked_fill(queries >= n, -1), keys % period if period else keys
+    keys = origin + dilation * (side[0] + steps)
+    keys = keys % period if period else keys
+    return queries.masked_fill(queries >= n, -1), keys, steps - torch.arange(tile)[:, None]

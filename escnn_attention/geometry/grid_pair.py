@@ -11,7 +11,7 @@ from torch import Tensor
 
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid, Offsets, check_around, shortest_steps
-from escnn_attention.geometry.lattice import SharedRows, everything, indices, longest_square, ravel, to_space
+from escnn_attention.geometry.lattice import everything, indices, longest_square, tiles, to_space
 from escnn_attention.geometry.windows import Blocks, WindowShape, is_circular
 
 
@@ -66,7 +66,7 @@ class GridPair(Offsets):
         """A partition of the queries in blocks; ``max_queries`` limits blocks that see every position."""
         if self.complete:
             return everything(self.rows, len(self._queries), len(self._keys), max_queries, self._queries.device)
-        return SharedRows(*_pair_tiles(*self._key[:6], self._key[-1]))
+        return Blocks(*_pair_tiles(*self._key[:6], self._key[-1]))
 
 
 def _check_torus(queries: Grid, keys: Grid) -> None:
@@ -191,13 +191,11 @@ def _pair_tables(
     several; the offsets, and the coordinates and the places of queries and keys.
     """
     # Twice the offsets along an axis are equally spaced whole numbers.
-    shapes, spacings = (query_shape, key_shape), (query_spacing, key_spacing)
-    ends = [
-        spacing * (torch.tensor(shape, dtype=torch.long) - 1) for shape, spacing in zip(shapes, spacings, strict=True)
-    ]
+    grids = (query_shape, query_spacing), (key_shape, key_spacing)
+    ends = [spacing * (torch.tensor(shape, dtype=torch.long) - 1) for shape, spacing in grids]
     at = [
         2 * spacing * indices([torch.arange(n) for n in shape]) - end
-        for shape, spacing, end in zip(shapes, spacings, ends, strict=True)
+        for (shape, spacing), end in zip(grids, ends, strict=True)
     ]
     sides = _axes(query_shape, query_spacing, key_shape, key_spacing, is_circular(window_shape))
     box, shortest = indices([side.steps() for side in sides]), None
@@ -251,23 +249,17 @@ def _pair_tiles(
     device: torch.device,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries, keys, places and shared rows of the tiles of two grids: see :class:`Blocks`."""
-    spacings = (query_spacing, key_spacing)
-    sides = zip(query_shape, key_shape, strict=True)
-    axes = [_pair_axis_tiles(n, m, spacings, kernel_size) for n, m in sides]
-    circular = is_circular(window_shape)
-    of_keys = [axis[1] % m if circular else axis[1] for axis, m in zip(axes, key_shape, strict=True)]
-    queries, keys = ravel(query_shape, [axis[0] for axis in axes]), ravel(key_shape, of_keys)
-    place = queries.flatten().argsort()[queries.numel() - math.prod(query_shape) :].clone()
-    # Offsets beyond those of the box belong to keys beyond the grid, or that are nearer the other way around a torus.
+    circular, axes = is_circular(window_shape), []
     box = _axes(query_shape, query_spacing, key_shape, key_spacing, circular)
-    rows = [(axis[2] - side.low) // side.step for axis, side in zip(axes, box, strict=True)]
-    row = ravel(tuple(side.number for side in box), rows)
+    for n, m, side in zip(query_shape, key_shape, box, strict=True):
+        queries, keys, offsets = _pair_axis_tiles(n, m, (query_spacing, key_spacing), kernel_size)
+        # Offsets beyond those of the box are of keys beyond the grid, or that are nearer the other way around a torus.
+        axes.append((queries, keys % m if circular else keys, (offsets - side.low) // side.step))
     lookup = _pair_tables(
         *(query_shape, query_spacing, key_shape, key_spacing, kernel_size, window_shape),
         *(torch.float64, torch.device("cpu")),
     )[2]
-    shared = lookup[row.clamp(min=0)].masked_fill(row < 0, -1)
-    return queries.to(device), keys.to(device), place.to(device), shared[None].to(device)
+    return tiles(query_shape, key_shape, axes, tuple(side.number for side in box), lookup, device)
 
 
 def _pair_axis_tiles(n: int, m: int, spacings: tuple[int, int], kernel_size: int) -> tuple[Tensor, Tensor, Tensor]:

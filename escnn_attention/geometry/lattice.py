@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from escnn_attention.geometry.windows import Blocks, WindowShape, form_of
-
-
-@dataclass(frozen=True, eq=False)
-class SharedRows(Blocks):
-    """Blocks that are translates of each other."""
-
-    shared: Tensor
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        return self.shared
-
-
-@dataclass(frozen=True, eq=False)
-class ComputedRows(Blocks):
-    """Blocks whose rows are too many to hold and are worked out when asked for."""
-
-    row: Callable[[Tensor, Tensor], Tensor]
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        queries = self.queries[start:stop].clamp(min=0)
-        return self.row(queries[:, :, None], self.keys[:, None, :])
 
 
 def everything(
@@ -42,7 +21,28 @@ def everything(
     places = torch.arange(queries, device=device)
     size = max(1, min(max_queries, queries))
     padded = torch.cat([places, places.new_full((-queries % size,), -1)]).view(-1, size)
-    return ComputedRows(padded, torch.arange(keys, device=device)[None], places, row)
+    return Blocks(padded, torch.arange(keys, device=device)[None], places, row)
+
+
+def tiles(
+    shape: tuple[int, ...],
+    key_shape: tuple[int, ...],
+    axes: Sequence[tuple[Tensor, Tensor, Tensor]],
+    box: tuple[int, ...],
+    lookup: Tensor,
+    device: torch.device,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The attributes of :class:`Blocks` that are translates of each other.
+
+    Along each axis there are the queries of each tile, the keys that any of them sees, and the number of each pair's
+    offset in a ``box`` of so many, of whose offsets ``lookup`` has the rows; numbers off the box are of unseen keys.
+    """
+    sides = (shape, key_shape, box)
+    queries, keys, number = (ravel(sides[i], [axis[i] for axis in axes]) for i in range(3))
+    # Every position is a query once, and what fills up sorts in front; torch.export.save warns of parts of a tensor.
+    place = queries.flatten().argsort()[queries.numel() - math.prod(shape) :].clone()
+    row = lookup[number.clamp(min=0)].masked_fill(number < 0, -1)
+    return queries.to(device), keys.to(device), place.to(device), row[None].to(device)
 
 
 def longest_square(kernel_size: int | None, window_shape: WindowShape) -> int | None:
@@ -55,7 +55,7 @@ def longest_square(kernel_size: int | None, window_shape: WindowShape) -> int | 
     return int(number) if number else kernel_size**2 // 4
 
 
-def ravel(shape: tuple[int, ...], axes: list[Tensor]) -> Tensor:
+def ravel(shape: tuple[int, ...], axes: Sequence[Tensor]) -> Tensor:
     """From the coordinates of tiles along each axis, ``(T_i, n_i)``, the positions ``(T, n)``; -1 off the grid."""
     tiles = torch.zeros(1, 1, dtype=torch.long)
     inside = torch.ones(1, 1, dtype=torch.bool)

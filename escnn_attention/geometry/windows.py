@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -94,23 +94,28 @@ class Window:
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks(ABC):
+class Blocks:
     """Queries in blocks that share their candidate keys.
 
     Attributes:
         queries: ``(T, Q)``; the positions of the queries of each of the T blocks. -1 fills up.
         keys: ``(T, S)`` or ``(1, S)``; the positions of the candidate keys of a block. -1 fills up.
         place: ``(N,)``; where among all ``T · Q`` queries each position stands.
+        row: the :meth:`rows` of a block where all agree, or a function of queries and keys where they are too many to
+            hold.
     """
 
     queries: Tensor
     keys: Tensor
     place: Tensor
+    row: Tensor | Callable[[Tensor, Tensor], Tensor]
 
-    @abstractmethod
     def rows(self, start: int, stop: int) -> Tensor:
         """The row of the table of offsets that belongs to each pair, in the blocks from ``start`` to ``stop``.
 
         ``(stop - start, Q, S)``, or ``(1, Q, S)`` where all blocks agree; -1 where the key is not in the query's
         neighbourhood. Pairs with a -1 in ``queries`` or ``keys`` hold anything.
         """
+        if isinstance(self.row, Tensor):
+            return self.row
+        return self.row(self.queries[start:stop, :, None].clamp(min=0), self.keys[:, None, :])
