@@ -68,11 +68,13 @@ def check_probability(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_length(name: str, value: Any, what: str = "length") -> float:
-    """``value`` as a float, if it is a positive number."""
+def check_length(name: str, value: Any, what: str = "length", most: float = math.inf) -> float:
+    """``value`` as a float, if it is a positive number of at most ``most``."""
     number = float(value) if not isinstance(value, bool) and isinstance(value, Real) else math.nan
     if not 0 < number < math.inf:
         raise ValueError(f"{name}: got {value!r}, needed a positive {what}")
+    if number > most:
+        raise ValueError(f"{name}: got {value!r}, needed at most {most:g}")
     return number
 
 

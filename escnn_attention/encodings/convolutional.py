@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +11,6 @@ from torch.nn import Parameter
 
 from escnn_attention._checks import check_int, check_length
 from escnn_attention.encodings.base import Encoding, NoEncoding
-from escnn_attention.encodings.quadratic import check_sharpness
 
 _MOST = 1e6  # With this sharpness all other keys have weight zero in any precision.
 
@@ -105,10 +102,10 @@ class ConvolutionalEncoding(Encoding):
         if width is not None and check_int("width", width) % 2 == 0:
             raise ValueError(f"width: got {width}, needed an odd number")
         self.rest: Encoding = rest
-        self.initial_sharpness = check_sharpness(sharpness, _MOST)
-        self.content = _check_number("content", content, _MOST)
+        self.initial_sharpness = check_length("sharpness", sharpness, "number", _MOST)
+        self.content = 0.0 if content == 0 else check_length("content", content, "number, or 0", _MOST)
         self.width = width
-        self.reach = None if reach is None else _check_number("reach", check_length("reach", reach), 1.0)
+        self.reach = None if reach is None else check_length("reach", reach, most=1.0)
         self.centre: Parameter | None = None
         self.sharpness: Parameter | None = None
         self.pose_preference: Parameter | None = None
@@ -173,11 +170,3 @@ class ConvolutionalEncoding(Encoding):
     def extra_repr(self) -> str:
         parts = [f"sharpness={self.initial_sharpness:g}"] + ([f"content={self.content:g}"] if self.content else [])
         return ", ".join(parts + ([] if self.width is None else [f"width={self.width}, reach={self.reach:g}"]))
-
-
-def _check_number(name: str, value: Any, most: float) -> float:
-    """``value`` as a float, if it is a number from 0 to ``most``."""
-    number = float(value) if not isinstance(value, bool) and isinstance(value, Real) else math.nan
-    if not 0 <= number <= most:
-        raise ValueError(f"{name}: got {value!r}, needed a number from 0 to {most:g}")
-    return number

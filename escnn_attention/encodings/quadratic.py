@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +53,7 @@ class QuadraticEncoding(Encoding):
     def __init__(self, *, sharpness: float | None = None):
         super().__init__()
         if sharpness is not None:
-            check_sharpness(sharpness, _MOST)
+            check_length("sharpness", sharpness, "number", _MOST)
         self.initial_sharpness = sharpness
         self.centre: Parameter | None = None
         self.sharpness: Parameter | None = None
@@ -89,11 +88,3 @@ class QuadraticEncoding(Encoding):
 
     def extra_repr(self) -> str:
         return "" if self.initial_sharpness is None else f"sharpness={self.initial_sharpness}"
-
-
-def check_sharpness(value: Any, most: float) -> float:
-    """``value`` as a float, if it is a positive number of at most ``most``."""
-    number = check_length("sharpness", value, "number")
-    if number > most:
-        raise ValueError(f"sharpness: got {value!r}, needed at most {most:g}")
-    return number

@@ -9,8 +9,8 @@ import torch
 from escnn.nn import R2Conv, R3Conv
 from torch import Tensor
 
-from escnn_attention._checks import check_option
-from escnn_attention.encodings.quadratic import QuadraticEncoding, check_sharpness
+from escnn_attention._checks import check_length, check_option
+from escnn_attention.encodings.quadratic import QuadraticEncoding
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.orbits import orbits_of
 from escnn_attention.geometry.windows import Window
@@ -95,7 +95,7 @@ def attention_from_convolution(
             check_regular(f"convolution.{name}", getattr(convolution, name), 'heads="all"')
     if heads == "orbits" and projection != "group":
         raise ValueError(f'projection: got {projection!r}, but heads="orbits" needs the complete ones, "group"')
-    sharpness = check_sharpness(sharpness, _MOST_SHARP)
+    sharpness = check_length("sharpness", sharpness, "number", _MOST_SHARP)
 
     width = convolution.kernel_size
     kernel, bias = _parameters(convolution)

@@ -329,7 +329,7 @@ def test_lifting_has_no_table_of_poses():
         (ValueError, "content: got 'much'", {"content": "much"}),
         (ValueError, "width: got 4, needed an odd number", {"width": 4}),
         (ValueError, "reach: got 0, needed a positive length", {"reach": 0}),
-        (ValueError, "reach: got 2.0, needed a number from 0 to 1", {"reach": 2}),
+        (ValueError, "reach: got 2, needed at most 1", {"reach": 2}),
     ],
 )
 def test_bad_arguments(error, message, arguments):
