@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
+from typing_extensions import Unpack
 
 from escnn_attention._checks import check_int, check_unused
 from escnn_attention.exporting.modules import exported_parts
@@ -26,6 +27,21 @@ from escnn_attention.plain.image_networks import FieldTransformer as PlainFieldT
 
 _TAKEN = ("condition", "cross_attention", "crop", "norm", "norm_kind", "norm_scope")
 _TYPES = ("query_type", "key_type", "out_type", "value_type")
+
+
+class FieldTransformerOptions(TypedDict, total=False):
+    """Options of :class:`FieldTransformer`."""
+
+    memory_type: FieldType | None
+    fields: int
+    num_heads: int
+    num_encoder_layers: int
+    num_decoder_layers: int
+    kernel_size: int | None
+    condition: int | None
+    block: Mapping[str, Any] | None
+    encoder_block: Mapping[str, Any] | None
+    cross_attention: Mapping[str, Any] | None
 
 
 class FieldTransformer(PretrainedMixin, GridModule):
@@ -163,7 +179,7 @@ class FieldTransformer(PretrainedMixin, GridModule):
         vectors: int = 1,
         scalars: int = 1,
         channels: int = 3,
-        **options: Any,
+        **options: Unpack[FieldTransformerOptions],
     ) -> FieldTransformer:
         """The head of a policy: actions of vectors and scalars attend to an image, under the embedding of a step.
 
@@ -186,7 +202,7 @@ class FieldTransformer(PretrainedMixin, GridModule):
         """
         tokens = sequence_space(gspace.fibergroup)
         action = FieldType(tokens, vectors * [gspace.basespace_action] + scalars * [tokens.trivial_repr])
-        given: dict[str, Any] = {
+        given: FieldTransformerOptions = {
             "memory_type": FieldType(gspace, channels * [gspace.trivial_repr]),
             "fields": 16,
             "num_heads": 4,

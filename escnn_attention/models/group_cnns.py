@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, PointwiseAdaptiveAvgPool2D, PointwiseAdaptiveAvgPool3D
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from escnn_attention._checks import check_int, check_ints
 from escnn_attention.models.classifier import EquivariantClassifier, PoseMean
@@ -28,6 +28,47 @@ from escnn_attention.models.convolutions import (
     width_for,
 )
 from escnn_attention.nn.resample import HalvingPool
+
+
+class _Options(TypedDict, total=False):
+    attention: Attention | None
+    attention_size: int
+
+
+class GroupCNNOptions(_Options, total=False):
+    """Options of :class:`GroupCNN`."""
+
+    width: int | None
+    convolutions: Sequence[int]
+    last_kernel: int
+    ratio: int
+    image_dilation: int | None
+    dropout: float
+
+
+class AllCNNCOptions(_Options, total=False):
+    """Options of :class:`AllCNNC`."""
+
+    width: int | None
+    ratio: int
+    input_dropout: float
+    dropout: float
+
+
+class ResNet44Options(_Options, total=False):
+    """Options of :class:`ResNet44`."""
+
+    width: Sequence[int] | None
+    blocks: int
+    hidden: int
+
+
+class DenseNetOptions(_Options, total=False):
+    """Options of :class:`GroupDenseNet`."""
+
+    width: int | None
+    blocks: int
+    hidden: int
 
 
 class _PublishedNetwork(EquivariantClassifier):
@@ -155,7 +196,7 @@ class GroupCNN(_PublishedNetwork):
         super().__init__(stages)
 
     @classmethod
-    def rotmnist(cls, gspace: GSpace, **options: Any) -> Self:
+    def rotmnist(cls, gspace: GSpace, **options: Unpack[GroupCNNOptions]) -> Self:
         """The network for rotated MNIST (Table 1): one channel of 28×28, ten classes, seven convolutions.
 
         The group of the paper is p4. The versions of Table 1 are ``attention`` ``None``, ``"poses"``, ``"full"``,
@@ -247,7 +288,7 @@ class AllCNNC(_PublishedNetwork):
         super().__init__(stages)
 
     @classmethod
-    def cifar10(cls, gspace: GSpace, **options: Any) -> Self:
+    def cifar10(cls, gspace: GSpace, **options: Unpack[AllCNNCOptions]) -> Self:
         """The network for CIFAR-10 (Table 2): three channels of 32×32, ten classes, p4 and p4m in the paper."""
         return cls(gspace, 3, 10, **options)
 
@@ -322,7 +363,7 @@ class ResNet44(_PublishedNetwork):
         super().__init__(stages)
 
     @classmethod
-    def cifar10(cls, gspace: GSpace, **options: Any) -> Self:
+    def cifar10(cls, gspace: GSpace, **options: Unpack[ResNet44Options]) -> Self:
         """The network for CIFAR-10 (Table 2): three channels of 32×32, ten classes, p4m in the paper."""
         return cls(gspace, 3, 10, **options)
 
@@ -412,7 +453,7 @@ class GroupDenseNet(_PublishedNetwork):
         super().__init__(stages)
 
     @classmethod
-    def patch_camelyon(cls, gspace: GSpace, **options: Any) -> Self:
+    def patch_camelyon(cls, gspace: GSpace, **options: Unpack[DenseNetOptions]) -> Self:
         """The network for PatchCamelyon (Table 3): three channels of 96×96, two classes; Z2, p4, p4m in the paper."""
         return cls(gspace, 3, 2, **options)
 

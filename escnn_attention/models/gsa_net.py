@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, SequentialModule
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from escnn_attention._checks import check_bool, check_int, check_option, check_sequence
 from escnn_attention.encodings import Encoding, SeparableEncoding
@@ -45,6 +45,24 @@ def _outline(
     stops = list(accumulate(counts, initial=0))
     of_stages = (margins[start:stop] for start, stop in pairwise(stops))
     return list(zip(factors, of_stages, pooled, strict=True))
+
+
+class GSANetOptions(TypedDict, total=False):
+    """Options of :class:`GSANet`."""
+
+    channels: int
+    blocks: Sequence[int]
+    expansion: Sequence[int] | None
+    crops: Sequence[int] | None
+    pool: Sequence[bool] | None
+    num_heads: int
+    kernel_size: int | None
+    query: QueryMode | Literal["each"]
+    norm_between: bool
+    input_dropout: float
+    pool_dropout: float
+    readout: Literal["max", "sum"]
+    block: Mapping[str, Any] | None
 
 
 class GSANet(EquivariantClassifier):
@@ -188,21 +206,21 @@ class GSANet(EquivariantClassifier):
         self.reset_parameters()
 
     @classmethod
-    def rotmnist(cls, gspace: GSpace, **options: Any) -> Self:
+    def rotmnist(cls, gspace: GSpace, **options: Unpack[GSANetOptions]) -> Self:
         """The network for rotated MNIST (App. F.1): one channel of 28×28, five blocks of 20 fields.
 
         The groups of the paper are Z2, R4, R8, R12 and R16; ``options`` take the place of its options.
         """
-        published: dict[str, Any] = {"channels": 20, "blocks": (2, 3), "crops": (2, 0, 2, 1, 1), "pool": (True, False)}
+        published: GSANetOptions = {"channels": 20, "blocks": (2, 3), "crops": (2, 0, 2, 1, 1), "pool": (True, False)}
         return cls(gspace, 1, 10, **(published | options))
 
     @classmethod
-    def cifar10(cls, gspace: GSpace, **options: Any) -> Self:
+    def cifar10(cls, gspace: GSpace, **options: Unpack[GSANetOptions]) -> Self:
         """The network for CIFAR-10 (App. F.2): three channels of 32×32, six blocks of 96 and 192 fields.
 
         The groups of the paper are Z2 and Z2M.
         """
-        published: dict[str, Any] = {
+        published: GSANetOptions = {
             "channels": 96,
             "blocks": (2, 2, 2),
             "expansion": (1, 2, 1),
@@ -214,12 +232,12 @@ class GSANet(EquivariantClassifier):
         return cls(gspace, 3, 10, **(published | options))
 
     @classmethod
-    def patch_camelyon(cls, gspace: GSpace, **options: Any) -> Self:
+    def patch_camelyon(cls, gspace: GSpace, **options: Unpack[GSANetOptions]) -> Self:
         """The network for PatchCamelyon (App. F.3): three channels of 96×96, four blocks of 24 to 96 fields.
 
         The groups of the paper are Z2, R4, R8 and R4M.
         """
-        published: dict[str, Any] = {
+        published: GSANetOptions = {
             "channels": 12,
             "blocks": (0, 1, 2, 1),
             "expansion": (1, 2, 2, 2),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
+from typing_extensions import Unpack
 
 from escnn_attention._checks import check_int, check_option, check_unused
 from escnn_attention.encodings import Encoding, PairKernel
@@ -16,13 +17,23 @@ from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.relations import LiftedMotion, Relation
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.convolutions import field_type_of, regular_type
-from escnn_attention.nn.arguments import check_type
+from escnn_attention.nn.arguments import check_options, check_type, option_names
 from escnn_attention.nn.heads import check_scalars
 from escnn_attention.nn.point_lift import PointLift
 from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.nn.transformer import PointTransformerBlock
 from escnn_attention.plain.point_lift import LiftedNetwork
 from escnn_attention.plain.point_network import LiftedHead, Readout
+
+
+class LieBlockOptions(TypedDict, total=False):
+    """Options of the blocks of a :class:`LieTransformer`."""
+
+    encoding: Encoding | PairKernel | str | None
+    normalization: Normalization
+    relation: Relation | None
+    backend: str
+    num_neighbours: int | None
 
 
 class LieTransformer(CloudNetwork):
@@ -53,9 +64,9 @@ class LieTransformer(CloudNetwork):
             point: see :class:`~escnn_attention.PointLift`. The sum over h is then over them.
         positive_quaternions: draw them with positive real parts, where ``relation`` is
             ``LiftedMotion("quaternion")``: see :class:`~escnn_attention.PointLift`.
-        encoding: of the blocks; by default the published kernel, ``PairKernel(biases=True, last_activation=True)``.
-        relation: likewise; by default the offset, or for lifted points :class:`~escnn_attention.LiftedMotion`.
-        normalization, backend, num_neighbours: likewise, as in :class:`~escnn_attention.PointSelfAttention`; with
+        options: of the blocks: ``encoding``, by default the published kernel,
+            ``PairKernel(biases=True, last_activation=True)``; ``relation``, by default the offset, or for lifted points
+            :class:`~escnn_attention.LiftedMotion`; ``normalization``, ``backend``; and ``num_neighbours``, with
             ``lift_samples`` the nearest lifts by :meth:`LiftedMotion.distance <escnn_attention.LiftedMotion.distance>`.
 
     Attributes:
@@ -89,32 +100,29 @@ class LieTransformer(CloudNetwork):
         pool: Literal["mean", "max"] = "mean",
         lift_samples: int | None = None,
         positive_quaternions: bool = False,
-        encoding: Encoding | PairKernel | str | None = None,
-        relation: Relation | None = None,
-        normalization: Normalization = "softmax",
-        backend: str = "auto",
-        num_neighbours: int | None = None,
+        **options: Unpack[LieBlockOptions],
     ):
+        check_options(type(self).__name__, options, option_names(LieTransformer))
         check_option("readout", readout, ("clouds", "points"))
         check_option("pool", pool, ("mean", "max"))
         if isinstance(in_type, int):
             in_type = field_type_of("in_type", in_type, gspace)
         check_scalars(check_type("in_type", in_type), type(self).__name__)
         super().__init__(gspace, in_type)
-        self.lift = _lift(in_type, lift_samples, relation, positive_quaternions)
+        self.lift = _lift(in_type, lift_samples, options.get("relation"), positive_quaternions)
         if self.lift is not None:
-            in_type, relation = self.lift.out_type, relation or LiftedMotion()
+            in_type, options["relation"] = self.lift.out_type, options.get("relation") or LiftedMotion()
         hidden = regular_type(in_type.gspace, check_int("fields", fields))
         self.num_outputs = check_int("num_outputs", num_outputs)
+        if options.get("encoding") is None:
+            options["encoding"] = PairKernel(biases=True, last_activation=True)
         self.embedding = PoseLinear(in_type, hidden)
         # As in torch.nn.Linear: without a bias the norm reduces a single scalar to its sign.
         bias = self.embedding.plain.projection.bias
         assert bias is not None
         torch.nn.init.uniform_(bias, -(in_type.size**-0.5), in_type.size**-0.5)
         published: dict[str, Any] = {"norm_scope": "pose", "projection": "pointwise", "last_activation": True}
-        published |= {"encoding": PairKernel(biases=True, last_activation=True) if encoding is None else encoding}
-        published |= {"hidden_fields": fields, "relation": relation, "normalization": normalization}
-        published |= {"backend": backend, "num_neighbours": num_neighbours}
+        published |= {"hidden_fields": fields, **options}
         self.blocks = torch.nn.ModuleList(
             PointTransformerBlock(hidden, hidden, num_heads, **published)
             for _ in range(check_int("num_blocks", num_blocks))

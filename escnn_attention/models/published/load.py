@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from escnn_attention._checks import check_option
+from escnn_attention.functional.call import Normalization
 from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.published.attgconv import from_attgconv
 from escnn_attention.models.published.g_selfatt import from_gevit, from_gsa
@@ -17,6 +19,7 @@ from escnn_attention.models.published.lie_transformer import from_lie_transforme
 from escnn_attention.models.published.octic_vit import from_octic_vit
 from escnn_attention.models.published.platonic import from_platonic
 from escnn_attention.nn.arguments import check_options, option_names
+from escnn_attention.nn.pointwise import Activation
 
 _KINDS: dict[str, Callable[..., torch.nn.Module]] = {
     "att_gconvs": from_attgconv,
@@ -28,7 +31,30 @@ _KINDS: dict[str, Callable[..., torch.nn.Module]] = {
 }
 
 
-def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **options: Any) -> torch.nn.Module:
+class PublishedOptions(TypedDict, total=False):
+    """Options of all importers of published networks: facts that the tensors do not show."""
+
+    crops: Sequence[int] | None
+    group: str | None
+    lift_samples: int
+    normalization: Normalization | None
+    pool: Literal["mean", "sum", "max"] | None
+    positive_quaternions: bool
+    lie_algebra_nonlinearity: str | None
+    mc_samples: int
+    fill: float
+    num_heads: int
+    vectors: int
+    rope_on_values: bool
+    activation: Activation
+    divisor: float
+    attention: bool
+    mean_aggregation: bool
+
+
+def from_published(
+    state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **options: Unpack[PublishedOptions]
+) -> torch.nn.Module:
     r"""The network of a state dict of published code, in layers of this package and with these weights.
 
     Numbers of channels, heads, blocks and classes, and the group, follow from the names and shapes of the tensors.
