@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar, get_args
+from typing import get_args
 
 import numpy as np
 from escnn.nn import FieldType, GeometricTensor
@@ -29,8 +29,6 @@ from escnn_attention.plain.invariants import PointAttentionPool as PlainPointAtt
 from escnn_attention.plain.invariants import PowerSpectrum as PlainPowerSpectrum
 from escnn_attention.plain.invariants import SpectrumKind
 from escnn_attention.plain.projections import ToPoses
-
-_Plain = TypeVar("_Plain", PlainAttentionPool, PlainPointAttentionPool)
 
 
 class AttentionPool(MaskedModule):
@@ -80,8 +78,9 @@ class AttentionPool(MaskedModule):
         tokens: int = 1,
         samples: Samples | int | None = None,
     ):
-        plain = _pool(PlainAttentionPool, in_type, out, num_heads, head_fields, tokens, samples)
-        super().__init__(in_type, FieldType(in_type.gspace, tokens * out * [in_type.gspace.trivial_repr]), plain)
+        of_tokens = (*_read(in_type, num_heads, head_fields, samples), check_int("tokens", tokens))
+        scalars = FieldType(in_type.gspace, tokens * check_int("out", out) * [in_type.gspace.trivial_repr])
+        super().__init__(in_type, scalars, PlainAttentionPool(*of_tokens, out))
 
     def attention_maps(self, input: GeometricTensor, mask: Tensor | None = None) -> Tensor:
         """The attention maps of the tokens.
@@ -142,7 +141,8 @@ class PointAttentionPool(Wrapper):
         samples: Samples | int | None = None,
     ):
         super().__init__()
-        self.plain = _pool(PlainPointAttentionPool, in_type, out, num_heads, head_fields, tokens, samples)
+        of_tokens = (*_read(in_type, num_heads, head_fields, samples), check_int("tokens", tokens))
+        self.plain = PlainPointAttentionPool(*of_tokens, check_int("out", out))
         self.in_type = in_type
 
     def forward(
@@ -167,23 +167,15 @@ class PointAttentionPool(Wrapper):
         return f"{self.in_type}, tokens={self.plain.tokens.shape[1]}, out={self.plain.readout.out_features}"
 
 
-def _pool(
-    plain: type[_Plain],
-    in_type: FieldType,
-    out: int,
-    num_heads: int,
-    head_fields: int,
-    tokens: int,
-    samples: Samples | int | None,
-) -> _Plain:
-    """Class tokens of fields, on tensors."""
-    check_type("in_type", in_type)
-    out, tokens = check_int("out", out), check_int("tokens", tokens)
-    group, groups = fibers(in_type.gspace, as_samples(samples)), 2 * check_int("num_heads", num_heads)
+def _read(
+    in_type: FieldType, num_heads: int, head_fields: int, samples: Samples | int | None
+) -> tuple[ToPoses, np.ndarray | None]:
+    """The map of fields to keys and values, and the measure of their poses."""
+    group = fibers(check_type("in_type", in_type).gspace, as_samples(samples))
+    groups = 2 * check_int("num_heads", num_heads)
     fields = groups * check_int("head_fields", head_fields)
     # A bias of the keys adds the same to all scores of a token; values have one in the readout.
-    project_in = ToPoses(frames(in_type, group=group), in_type.size, fields, group.order, groups=groups)
-    return plain(project_in, group.log_measure, tokens, out)
+    return ToPoses(frames(in_type, group=group), in_type.size, fields, group.order, groups=groups), group.log_measure
 
 
 class PowerSpectrum(PlainModule):
