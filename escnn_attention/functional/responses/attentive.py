@@ -94,21 +94,13 @@ def attended_sum(
     return _attended(call).to(x.dtype)
 
 
-def attention_maps(
-    x: Tensor,
-    kernel: Tensor,
-    squeeze: Tensor | None,
-    excite: Tensor | None,
-    spatial: Tensor | None,
-    geometry: Geometry = _PLAIN,
-) -> tuple[Tensor | None, Tensor | None]:
-    r"""The maps :math:`\alpha^C` and :math:`\alpha^X` of :func:`attended_sum`, each None where it is off.
+def attention_maps(*arguments: Any) -> tuple[Tensor | None, Tensor | None]:
+    r"""The maps :math:`\alpha^C` and :math:`\alpha^X` of :func:`attended_sum`, of its arguments; None where one is off.
 
     Returns:
         ``(B, out_fields, out_poses, in_fields, in_poses)`` and ``(B, out_fields, out_poses, in_poses, *space)``.
     """
-    call = _call(x, kernel, squeeze, excite, spatial, geometry)
-    found = [written_out(part)[1:] for part in _by_images(call)]
+    found = [written_out(part)[1:] for part in _by_images(_call(*arguments))]
     channel, spatial = (None if m[0] is None else torch.cat(m) for m in zip(*found, strict=True))
     return channel, spatial
 
@@ -144,14 +136,7 @@ def written_out(call: Arguments) -> tuple[Tensor, Tensor | None, Tensor | None]:
     return (maps * responses.sum(3)).sum(3), channel, maps
 
 
-def _call(
-    x: Tensor,
-    kernel: Tensor,
-    squeeze: Tensor | None,
-    excite: Tensor | None,
-    spatial: Tensor | None,
-    geometry: Geometry,
-) -> Arguments:
+def _call(x: Tensor, kernel: Tensor, squeeze: Any, excite: Any, spatial: Any, geometry: Geometry = _PLAIN) -> Arguments:
     """The arguments of the operators, in the precision in which they work."""
     if geometry.circular:
         x, geometry = wrapped(x, geometry.padding, x.dim() - 2), geometry._replace(padding=0)
