@@ -312,6 +312,7 @@ CASES = {
     ),
     "GroupSelfAttention, dilated": Case(attention(dilation=2), shape=(2, 7, 7)),
     "GroupSelfAttention, torus": Case(attention(padding_mode="circular"), shape=(2, 5, 5)),
+    "GroupSelfAttention, global torus": Case(attention(size=None, padding_mode="circular"), shape=(2, 4, 4)),
     "GroupSelfAttention, stride": Case(attention(stride=2), shape=(2, 5, 5)),
     "GroupSelfAttention, scale factor": Case(attention(scale_factor=2), shape=(2, 4, 4)),
     "GroupSelfAttention, shared": Case(attention(keys="own", shared_scores=True)),

@@ -23,6 +23,8 @@ from tests.packages import NEEDS_LOOPS, in_onnx, operators, write_down
 
 ON_GRIDS = [name for name, case in CASES.items() if case.on_one_plane]
 ON_POINTS = [name for name, case in CASES.items() if case.points and name != "HamiltonianNetwork"]
+OTHERS = [n for n, case in CASES.items() if case.keys or (case.arguments and not (case.points or case.training))]
+MORE_ON_GRIDS = [name for name in OTHERS if CASES[name].on_grids]
 EVERY = [*ON_GRIDS, *(pytest.param(name, marks=NEEDS_LOOPS) for name in ON_POINTS)]
 
 
@@ -59,15 +61,21 @@ def written_down(monkeypatch):
 def exported(case: Case, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, list[Tensor], dict[str, Tensor]]:
     """The plain module, its inputs, and what else it takes."""
     module = case.drawn().to(dtype)
-    inputs = case.inputs(module, dtype=dtype)
-    return module.export(), inputs, case.named(inputs[0])
+    inputs, named = case.exported(lambda *inputs, **named: (inputs, named), *case.inputs(module, dtype=dtype))
+    return module.export(), list(inputs), named
+
+
+def at_points(inputs: list[Tensor], named: dict[str, Tensor]) -> bool:
+    return len(inputs) > 1 or any("coords" in name for name in named)
 
 
 def others(inputs: list[Tensor], named: dict[str, Tensor]) -> list[tuple[list[Tensor], dict[str, Tensor]]]:
-    """Other numbers of images; or twice the points, clouds and edges, and the same."""
-    if len(inputs) == 1:
-        (x,) = inputs
-        return [([torch.cat([x, 2 * x, -x[:1]])], {}), ([x[:1]], {})]
+    """Other numbers of images; or twice the points, clouds and edges, and the same; of two sets the same."""
+    if not at_points(inputs, named):
+        more = (lambda t: torch.cat([t, 2 * t, -t[:1]])), (lambda t: t[:1])
+        return [(list(map(of, inputs)), {name: of(t) for name, t in named.items()}) for of in more]
+    if not inputs:
+        return [(inputs, named)]
     twice = {key: torch.cat([value, value]) for key, value in named.items()}
     if "batch" in named:
         twice["batch"] = torch.cat([named["batch"], named["batch"] + 2])
@@ -77,8 +85,11 @@ def others(inputs: list[Tensor], named: dict[str, Tensor]) -> list[tuple[list[Te
 
 
 def free_sizes(inputs: list[Tensor], named: dict[str, Tensor]) -> Any:
-    if len(inputs) == 1:
-        return ({0: Dim("batch", max=2**31 - 1)},)  # PyTorch 2.7 needs a bound
+    if not at_points(inputs, named):
+        images = {0: Dim("batch", max=2**31 - 1)}  # PyTorch 2.7 needs a bound
+        return dict.fromkeys(named, images) | ({"x": images} if inputs else {}) if named else (images,)
+    if not inputs:
+        return None
     free = {key: {1 if key == "edge_index" else 0: Dim.AUTO} for key in ("x", "coords", *named)}
     if "edge_attr" in named:
         free["edge_attr"] = dict.fromkeys(range(named["edge_attr"].dim() - 1), Dim.AUTO)
@@ -110,7 +121,7 @@ def check_program(program: ExportedProgram, plain: nn.Module, inputs: list[Tenso
     """One of PyTorch's operators only."""
     numbers = {"<built-in function getitem>", "<built-in function add>", "<built-in function mul>"}
     assert "escnn_attention" not in whose(program)
-    assert len(inputs) > 1 or whose(program) <= {"aten"} | numbers, whose(program)
+    assert at_points(inputs, named) or whose(program) <= {"aten"} | numbers, whose(program)
     check_outputs(program.module(), plain, inputs, named)
 
 
@@ -151,7 +162,7 @@ def test_what_is_compiled_is_not_exported():
 
 
 @pytest.mark.sampled(14)
-@pytest.mark.parametrize("name", [*ON_GRIDS, *ON_POINTS])
+@pytest.mark.parametrize("name", [*ON_GRIDS, *ON_POINTS, *OTHERS])
 def test_what_is_written_down_is_the_same(name, written_down, monkeypatch):
     plain, inputs, named = exported(CASES[name], torch.float64)
     with torch.no_grad():
@@ -191,7 +202,7 @@ def test_who_sees_whom_is_written_down(options, written_down, monkeypatch):
 @pytest.mark.parametrize(
     "name",
     [
-        *("mixed", *(name for name in ON_GRIDS if not hasattr(models, name))),
+        *("mixed", *(name for name in [*ON_GRIDS, *MORE_ON_GRIDS] if not hasattr(models, name))),
         *(pytest.param(name, marks=NEEDS_LOOPS) for name in ON_POINTS if "Self" in name),
     ],
 )
@@ -207,7 +218,7 @@ def test_files_take_any_number_and_are_used_where_neither_package_is(name, tmp_p
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("check", [check_program, check_onnx])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [*EVERY, *OTHERS])
 def test_files_of_layers_and_networks(name, check):
     plain, *arguments = exported(CASES[name])
     check(program_of(plain, *arguments), plain, *arguments)

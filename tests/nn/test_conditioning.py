@@ -18,7 +18,6 @@ from escnn_attention import (
 from escnn_attention.models import FieldTransformer, HybridNet, PlatonicTransformer, PointTransformer
 from tests import spaces
 from tests.layers import assert_formula, drawn, redrawn
-from tests.packages import in_onnx
 
 C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
 FIELDS = spaces.regular(C4, 2)
@@ -259,22 +258,6 @@ def test_attention_maps_of_a_block():
         torch.testing.assert_close(maps, inside)
     with pytest.raises(ValueError, match="condition: TransformerBlock got None"):
         block.attention_maps(x, [(1, 1)])
-
-
-@pytest.mark.sampled(1, of="exported files")
-def test_files_of_a_block(tmp_path):
-    """A program and what ONNX is made of it, of any number of images."""
-    fields = FieldType(C4, [C4.regular_repr, C4.irrep(1), C4.trivial_repr])
-    block = drawn(block_on(fields, kernel_size=3)).float()
-    plain, free = block.export(), {0: torch.export.Dim("batch", max=99)}
-    x, condition = torch.randn(3, fields.size, 4, 4), torch.randn(3, N)
-    program = torch.export.export(plain, (x[:2], None, condition[:2]), dynamic_shapes=(free, None, free), strict=False)
-    torch.export.save(program, tmp_path / "block.pt2")
-    expected = block(fields(x), condition=condition).tensor
-    loaded = torch.export.load(tmp_path / "block.pt2").module()
-    torch.testing.assert_close(loaded(x, None, condition), expected, rtol=1e-5, atol=1e-5)
-    (found,) = in_onnx(program)(x, condition)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("make", [lambda: C4, gspaces.octaOnR3], ids=["C4", "octahedral"])

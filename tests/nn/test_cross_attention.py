@@ -34,7 +34,6 @@ from tests.functional.grid.test_dense import Watch
 from tests.layers import CASES, assert_formula, drawn
 from tests.nn.attention import ENCODINGS, written_out_between
 from tests.nn.points import cloud
-from tests.packages import in_onnx
 from tests.spaces import generators, grid_generators, mixed, random_field, regular, scalars
 
 C4, D4, D6 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4), gspaces.flipRot2dOnR2(6)
@@ -606,22 +605,6 @@ def test_programs(name):
     more = {name: torch.cat([t, t, t]) for name, t in given.items()} if case.on_grids else given
     for sets in (given, more):
         torch.testing.assert_close(program(**sets), plain(**sets))
-
-
-@pytest.mark.sampled(1, of="exported files")
-@pytest.mark.parametrize("near", [False, True], ids=["grids", "points"])
-def test_files_of_onnx(near):
-    fields = regular(C4, 2)
-    if near:
-        plain = GroupCrossAttention(fields, fields, fields, head_fields=2, radius=1.5, num_neighbours=4).export()
-        x, y = cloud(fields, 5), cloud(fields, 9, 1)
-        arguments = (x.tensor, y.tensor, None, None, x.coords, y.coords)
-    else:
-        plain = GroupCrossAttention(fields, fields, fields, 1, 3, head_fields=2).export()
-        arguments = random_field(fields, 4, 4).tensor, random_field(fields, 8, 8).tensor
-    arguments = tuple(None if t is None else t.float() for t in arguments)
-    (found,) = in_onnx(plain, *arguments)(*arguments)
-    torch.testing.assert_close(found, plain(*arguments), rtol=1e-5, atol=1e-5)
 
 
 def test_what_does_not_fit():

@@ -26,7 +26,6 @@ from escnn_attention.geometry.windows import Window
 from tests.functional.cases import assert_as_exact, assert_same, case, cases, outputs_and_gradients, refusal
 from tests.layers import assert_formula, drawn
 from tests.nn.attention import written_out
-from tests.packages import check_files
 from tests.spaces import grid_elements, mixed, random_field, regular, size_of
 
 BACKENDS = ("reference", "blocked", *(() if why_not_built(torch.float64) else ("native",)))
@@ -233,13 +232,6 @@ def test_blocks_and_networks_on_tori():
     outline = {"widths": (2,), "convolutions": (1,), "attention": (1,), "stem": {"num_heads": 1, "kernel_size": 3}}
     net = models.HybridNet(C4, 1, 3, **outline, block=circular)
     assert repr(net).count("padding_mode='circular'") == 2
-
-
-@pytest.mark.sampled(1, of="exported files")
-@pytest.mark.parametrize("name", ["even", "global, even"])
-def test_files_of_attention_on_tori(name, tmp_path):
-    layer, x = torus(name)
-    check_files(layer.float().export(), x.tensor.float().repeat(2, 1, 1, 1), tmp_path)
 
 
 @pytest.mark.parametrize(
