@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from escnn.group import GroupElement
+from escnn.group import GroupElement, InsufficientIrrepsException
 from escnn.gspaces import GSpace, GSpace2D, GSpace3D
 from escnn.nn import (
     EquivariantModule,
@@ -523,17 +523,25 @@ def _size(space: Sequence[int]) -> str:
 def convolution_beside(x: GeometricTensor, seed: int) -> EquivariantModule | None:
     """A convolution of escnn on features of a grid, ``R2Conv`` or ``R3Conv`` with random weights, in float64.
 
-    Its output has one field of each representation of the features. None where there is neither a plane nor a space.
+    Its output has one field of each representation of the features. None where there is neither a plane nor a space,
+    or where escnn has no kernel, as of products of high frequencies.
     """
     space = x.type.gspace
     if not isinstance(space, (GSpace2D, GSpace3D)):
         return None
     kind = R2Conv if isinstance(space, GSpace2D) else R3Conv
     out_type = FieldType(space, list(dict.fromkeys(x.type.representations)))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        # Without recompute=True it would share its basis, and so its precision, with the networks that are measured.
-        convolution: EquivariantModule = kind(x.type, out_type, 3, padding=1, bias=False, recompute=True)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # escnn makes kernels in no other
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            # With recompute=True it shares no basis, and so no precision, with the networks that are measured.
+            convolution: EquivariantModule = kind(x.type, out_type, 3, padding=1, bias=False, recompute=True)
+    except InsufficientIrrepsException:
+        return None
+    finally:
+        torch.set_default_dtype(default)
     return convolution.to(x.tensor.device).double().eval()
 
 

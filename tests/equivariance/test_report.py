@@ -384,6 +384,23 @@ def test_interpolated_elements_have_the_error_of_a_convolution_beside_them():
     assert report.to_dict()["convolution"] == {str(g): error for g, error in report.convolution.items()}
 
 
+@pytest.mark.usefixtures("double")
+def test_the_default_precision_does_not_matter():
+    fields = spaces.scalars(gspaces.rot2dOnR2(8), 1)
+    assert len(equivariance_report(nn.IdentityModule(fields), (1, 1, 7, 7)).convolution) == 4
+    assert torch.get_default_dtype() == torch.float64
+
+
+def test_no_convolution_where_escnn_has_no_kernel():
+    space = gspaces.flipRot2dOnR2(-1)
+    fields = nn.FieldType(space, [space.irrep(1, 2).tensor(space.irrep(1, 2))])
+    report = equivariance_report(SiLU(spaces.scalars(space, 1)), (1, 1, 7, 7))
+    assert report.convolution
+    report = equivariance_report(nn.IdentityModule(fields), (1, fields.size, 7, 7))
+    assert report.convolution == {}
+    assert "interpolated" in str(report)
+
+
 @pytest.mark.parametrize("make", [lambda: gspaces.rot2dOnR2(4), lambda: spaces.POINT["D4 on a point"]()])
 def test_no_convolution_where_nothing_is_interpolated(make):
     space = make()
