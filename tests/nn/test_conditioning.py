@@ -258,6 +258,8 @@ def test_attention_maps_of_a_block():
         torch.testing.assert_close(maps, inside)
     with pytest.raises(ValueError, match="condition: TransformerBlock got None"):
         block.attention_maps(x, [(1, 1)])
+    with pytest.raises(TypeError, match="input: TransformerBlock got Tensor"):
+        block.attention_maps(x.tensor, [(1, 1)])
 
 
 @pytest.mark.parametrize("make", [lambda: C4, gspaces.octaOnR3], ids=["C4", "octahedral"])

@@ -78,20 +78,6 @@ def test_the_kernel_of_regular_fields_is_any_kernel_rotated():
     torch.testing.assert_close(layer.plain.table(), kernels)
 
 
-def test_bad_arguments():
-    scalars, fields, point = spaces.scalars(D4, 1), spaces.mixed(D4), spaces.POINT["D4 on a point"]()
-    for gspace, size, message in (
-        (D4, 0, "^size: got 0"),
-        (gspaces.rot2dOnR2(8), 2, "square grid onto itself"),
-        (gspaces.flipRot2dOnR2(4, axis=0.3), 2, "square grid onto itself"),
-        (point, 2, "has no base space"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            PatchEmbedding(spaces.scalars(gspace, 1), spaces.mixed(gspace), size)
-    with pytest.raises(ValueError, match=r"^input: patches .*4×5"):
-        PatchEmbedding(scalars, fields, 2)(scalars(torch.zeros(1, 1, 4, 5)))
-
-
 def drawn(fields, size):
     layer = PositionTable(fields, size).double()
     for weight in layer.plain.table.weights:
@@ -144,13 +130,6 @@ def test_under_autocast_the_table_keeps_its_precision():
         assert torch.equal(table.plain.table(), expected)
 
 
-def test_bad_arguments_position_table():
-    with pytest.raises(ValueError, match=r"^size: got 0"):
-        PositionTable(spaces.mixed(D4), 0)
-    with pytest.raises(ValueError, match="square grid onto itself"):
-        PositionTable(spaces.mixed(gspaces.rot2dOnR2(3)), 4)
-
-
 C4, D3 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(3)
 
 
@@ -196,12 +175,29 @@ def test_tells_positions_apart_and_takes_any_grid():
     assert spaces.grid_error(layer.double(), spaces.random_field(fields, 5, 7)) < 1e-12
 
 
-def test_bad_arguments_position_embedding():
-    fields = spaces.regular(C4, 1)
-    for encoding in ("rotary", "none", "convolutional"):
-        with pytest.raises(ValueError, match="needed a function of the position"):
-            PositionEmbedding(fields, encoding=encoding)
-    with pytest.raises(ValueError, match="has no base space"):
-        PositionEmbedding(spaces.regular(spaces.POINT["D4 on a point"](), 1))
-    with pytest.raises(ValueError, match=r"batch: .*a grid"):
-        PositionEmbedding(fields)(fields(torch.zeros(1, 4, 3, 3)), torch.zeros(1))
+def test_bad_arguments():
+    scalars, point = spaces.scalars(D4, 1), spaces.POINT["D4 on a point"]()
+    fields, square = spaces.regular(C4, 1), "square grid onto itself"
+
+    def embed(gspace, size):
+        return lambda: PatchEmbedding(spaces.scalars(gspace, 1), spaces.mixed(gspace), size)
+
+    for message, call in (
+        ("^size: got 0", embed(D4, 0)),
+        *((square, embed(gspace, 2)) for gspace in (gspaces.rot2dOnR2(8), gspaces.flipRot2dOnR2(4, axis=0.3))),
+        ("has no base space", embed(point, 2)),
+        (
+            r"^input: patches .*4×5",
+            lambda: PatchEmbedding(scalars, spaces.mixed(D4), 2)(scalars(torch.zeros(1, 1, 4, 5))),
+        ),
+        ("^size: got 0", lambda: PositionTable(spaces.mixed(D4), 0)),
+        (square, lambda: PositionTable(spaces.mixed(gspaces.rot2dOnR2(3)), 4)),
+        *(
+            ("needed a function of the position", lambda name=name: PositionEmbedding(fields, encoding=name))
+            for name in ("rotary", "none", "convolutional")
+        ),
+        ("has no base space", lambda: PositionEmbedding(spaces.regular(point, 1))),
+        (r"batch: .*a grid", lambda: PositionEmbedding(fields)(fields(torch.zeros(1, 4, 3, 3)), torch.zeros(1))),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -55,8 +55,6 @@ def test_a_broken_action_is_not_equivariant(table):
 def test_on_a_grid_it_is_group_self_attention(kind, options, encoding):
     """The points of a 5×5 grid, with the weights of the layer on grids, by all backends of both."""
     torch.manual_seed(12)
-    if kind == "trivial_repr" and "keys" not in options and encoding == "separable":
-        encoding = "mlp"  # of scalars, between points it has other parameters than on grids
     in_type, out_type = FieldType(D4, 2 * [getattr(D4, kind)]), FieldType(D4, 2 * [D4.regular_repr])
     options = {"num_heads": 2, "head_fields": 3, "encoding": encoding, **options}
     on_grid = GroupSelfAttention(in_type, out_type, kernel_size=None, **options).double()

@@ -152,19 +152,6 @@ def test_dropout_takes_channels_of_products_one_by_one():
     assert dropout.export().train()(x).equal(x)
 
 
-def test_attention_maps_are_those_of_the_attention_inside():
-    block = drawn(TransformerBlock(REGULAR, REGULAR, 2, 3))
-    x = spaces.random_field(REGULAR, 4, 4)
-    maps = block.attention_maps(x, [(1, 2)], [0, 3])
-    assert maps.shape == (2, 2, 2, 1, 1, 4, 4, 4)
-    torch.testing.assert_close(maps.sum((-3, -2, -1)), torch.ones(2, 2, 2, 1, 1).double())
-    inside = nn.SequentialModule(FieldLayerNorm(REGULAR, "sample"), SiLU(REGULAR)).double()
-    inside.load_state_dict(block.before.state_dict())
-    torch.testing.assert_close(maps, block.attention.attention_maps(inside(x), [(1, 2)], [0, 3]))
-    with pytest.raises(TypeError, match="input: TransformerBlock got Tensor"):
-        block.attention_maps(x.tensor, [(1, 2)])
-
-
 POINTWISE = {"norm": "pre", "projection": "pointwise"}
 
 
