@@ -301,17 +301,9 @@ class _Parts:
         return y
 
     @staticmethod
-    def _attend(
-        part: Any,
-        x: Tensor,
-        coords: Tensor,
-        edge_index: Tensor | None,
-        batch: Tensor | None,
-        mask: Tensor | None,
-        measure: Tensor | None,
-        *edge_attr: Tensor,
-    ) -> Tensor:
+    def _attend(part: Any, x: Tensor, coords: Tensor, *others: Tensor | None) -> Tensor:
         """Attention between points, which has the arguments of ``PointSelfAttention``, and perhaps no ``edge_attr``."""
+        edge_index, batch, _, measure, *edge_attr = others
         known = {"edge_attr": edge_attr[0]} if edge_attr else {}
         y: Tensor = part(GeometricTensor(x, part.in_type, coords), edge_index, batch, measure=measure, **known).tensor
         return y
