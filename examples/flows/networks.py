@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 
 def without_divergence(velocity: Tensor) -> Tensor:
-    """Velocities ``(B, 2, n, n)`` on a torus without their gradient part, and without waves the grid cannot tell."""
-    n = velocity.shape[-1]
-    along = torch.fft.fftfreq(n, 1 / n, dtype=velocity.dtype, device=velocity.device)
-    told = along.abs() < n / 2
-    waves = torch.stack((along.expand(n, n), -along[:, None].expand(n, n)))  # the second component is that upwards
-    modes = torch.fft.fft2(velocity) * (told & told[:, None])
+    """Velocities ``(B, 2, m, n)`` on a torus without their gradient part, and without waves the grid cannot tell."""
+    sides = velocity.shape[-2:]
+    of_axes = (torch.fft.fftfreq(n, 1 / max(sides), dtype=velocity.dtype, device=velocity.device) for n in sides)
+    down, along = torch.meshgrid(*of_axes, indexing="ij")
+    waves = torch.stack((along, -down))  # the second component is that upwards
+    modes = torch.fft.fft2(velocity) * (waves.abs().amax(0) < max(sides) / 2)
     length = (waves * modes).sum(1, keepdim=True) / waves.square().sum(0).clamp(min=1)
     return torch.fft.ifft2(modes - waves * length).real
 

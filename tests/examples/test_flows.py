@@ -102,6 +102,11 @@ def test_increments_without_divergence():
     for g in grid_elements(2, "all"):
         moved = networks.without_divergence(turned(any_field, g, {"vector": 1}))
         torch.testing.assert_close(moved, turned(found, g, {"vector": 1}))
+    # Of a torus twice as long along one side: the flow twice, and not its gradient part.
+    twice = networks.without_divergence(torch.cat((any_field, any_field), dim=3))
+    torch.testing.assert_close(twice, torch.cat((found, found), dim=3))
+    upright = networks.without_divergence(torch.cat((any_field, any_field), dim=2))
+    torch.testing.assert_close(upright, torch.cat((found, found), dim=2))
     step = networks.Increment(torch.nn.Identity(), incompressible=True)
     frame = torch.cat((any_field, any_field[:, :1]), dim=1)
     torch.testing.assert_close(step(frame), frame + torch.cat((found, frame[:, 2:]), dim=1))
