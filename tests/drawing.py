@@ -43,6 +43,7 @@ ENCODINGS: dict[str, Callable[[], Any]] = {
     "separable": lambda: "separable",
     "fourier": lambda: ea.FourierEncoding(3),
     "rotary": lambda: "rotary",
+    "rotary values": lambda: ea.RotaryEncoding(values=True),
     "absolute": lambda: "absolute",
     "quadratic": lambda: ea.QuadraticEncoding(),
     "none": lambda: "none",
@@ -268,7 +269,7 @@ def grids(draw: Draw) -> Drawn:
     elif group.order <= 12 and draw.yes(0.25):
         types = [draw.alike(space, "regular"), draw.alike(space, "regular")]
         options["projection"] = "pointwise"
-    if "projection" not in options and name != "rotary":
+    if "projection" not in options and not name.startswith("rotary"):
         draw.cosets(types, options)
     options |= normed(draw, options) if "poses" not in options else {}
     batch, shape = on_grid(draw, space, group, options)
@@ -518,7 +519,7 @@ def crossings(draw: Draw) -> Drawn:
     kinds = draw.choice([kinds, "points grid", "grid points", "sequence points"]).split()
     options, arguments, coords, d = draw.modes(group), {}, {}, space.dimensionality
     options |= normed(draw, options)
-    encoding = ENCODINGS[draw.choice([name for name in ENCODINGS if name != "quadratic"])]
+    encoding = ENCODINGS[draw.choice([name for name in ENCODINGS if name not in ("quadratic", "rotary values")])]
     both = [sequence if kind == "sequence" else space for kind in kinds]
     types = [draw.fields(gspace) for gspace in (*both, both[0])]
     batch = 1 if "points" in kinds else draw.randint(1, 2)
