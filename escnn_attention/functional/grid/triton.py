@@ -60,6 +60,10 @@ def why_unsupported(call: GridCall) -> str | None:
     products = pairs * num_positions * (len(call.query_grid.offsets) + key_poses)
     if products > MAX_PRODUCTS:
         return f"a head would have {products} products of queries with tables, at most {MAX_PRODUCTS}"
+    if tiled(call.query_grid.complete, channels, call.v.dtype):
+        needed, most = triton_tiles.shared_memory(call), _shared_memory(call.q.device)
+        if needed > most:
+            return f"a program would have {needed} bytes of shared memory, at most {most}"
     return None
 
 
@@ -79,6 +83,14 @@ def attention(call: GridCall) -> Tensor:
 def tiled(complete: bool, channels: int, dtype: torch.dtype) -> bool:
     """Whether products of tiles serve heads of so many channels, in a window or on the complete grid."""
     return complete or channels >= triton_tiles.CHANNELS or dtype.itemsize == 2
+
+
+@constant_result
+def _shared_memory(device: torch.device) -> int:
+    """The most bytes of shared memory that a program may have: a GPU keeps 1 kB of those of a multiprocessor."""
+    if device.type != "cuda":
+        return 2**62
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - 2**10
 
 
 @constant_result

@@ -152,6 +152,25 @@ def tiles(shape: tuple[int, ...], kernel_size: int, row_poses: int, column_poses
     return Tiles((block[0], block[1], block[2]), others, min(8, max(1, numbers // _NUMBERS)))
 
 
+def shared_memory(call: GridCall) -> int:
+    """How many bytes of shared memory a program of these passes has at most.
+
+    These are the operands of its products, three of them, and five in single precision, whose products are three; or
+    one of them less and the scores of a tile. Where tiles have 64 rows, tensor cores may read three more there, and
+    there may be both. Products with tables have two.
+    """
+    poses, (channels, dtype) = (call.q.shape[3], call.k.shape[3]), (call.q.shape[-1], call.v.dtype)
+    chosen = tiles(call.query_grid.shape, call.query_grid.trimmed[0].kernel_size or 0, *poses, channels)
+    rows, columns = (n * power_of_two(p) for n, p in zip((math.prod(chosen.block), chosen.others), poses, strict=True))
+    operands, vector = 5 if dtype == torch.float32 else 3, dtype.itemsize * max(16, power_of_two(channels))
+    operand, scores = max(rows, columns) * vector, rows * columns * PRECISE[dtype].itemsize
+    if max(rows, columns) >= 64:
+        of_pass = (operands + (0 if dtype == torch.float64 else 3)) * operand + scores
+    else:
+        of_pass = (operands - 1) * operand + max(operand, scores)
+    return max(of_pass, 2 * max(_ROWS_OF_TABLES, power_of_two(poses[0])) * vector)
+
+
 def prepare(call: GridCall) -> None:
     """Make the tables of a call: what is made inside an operator belongs to a graph that may be recorded there."""
     window, _ = call.query_grid.trimmed

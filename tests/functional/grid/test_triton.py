@@ -211,8 +211,9 @@ def test_works_on_a_bounded_chunk_of_the_products(monkeypatch, query):
 
 @pytest.mark.parametrize(("gigabytes", "products"), [(1, 2**24), (8, 2**24), (80, 5 * 2**25)])
 def test_chunks_follow_the_memory_of_the_device(monkeypatch, gigabytes, products):
-    properties = SimpleNamespace(total_memory=gigabytes * 2**30)
+    properties = SimpleNamespace(total_memory=gigabytes * 2**30, shared_memory_per_multiprocessor=164 * 2**10)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert triton._shared_memory(torch.device("cuda", 0)) == 163 * 2**10
     assert triton._products_per_chunk(torch.device("cuda", 0), 4) == products
     assert triton._products_per_chunk(torch.device("cuda", 0), 8) == max(2**24, products // 2)
     assert triton._products_per_chunk(torch.device("cpu"), 4) == 2**24
@@ -338,6 +339,30 @@ class TestRefuses:
             GridCall(large, large, large, PositionalBias(2), *2 * [Grid((2**10, 2**10), Window(1))])
         )
         assert reason == "the numbers of a head of an image are more than 32 bits count"
+
+    @pytest.mark.parametrize(
+        ("poses", "channels", "dtype", "kilobytes"),
+        [
+            (24, 128, torch.float32, 80),
+            (48, 128, torch.float64, 224),
+            (48, 128, torch.bfloat16, 112),
+            (4, 512, torch.float32, 256),
+            (48, 64, torch.float32, 144),
+            (48, 8, torch.float64, 0),
+        ],
+    )
+    def test_vectors_that_no_program_holds(self, monkeypatch, poses, channels, dtype, kilobytes):
+        """As many bytes as their machine code has, or more; narrow heads have no tiles."""
+        monkeypatch.setattr(triton, "why_not_run", lambda _: None)
+        q, grid = torch.empty(1, 1, 9, poses, channels, dtype=dtype, device="meta"), Grid((3, 3), Window(3))
+
+        def reason(most):
+            monkeypatch.setattr(triton, "_shared_memory", lambda _: 2**10 * most)
+            return triton.why_unsupported(GridCall(q, q, q, PositionalBias(poses), grid, grid))
+
+        assert reason(kilobytes) is None
+        if kilobytes:
+            assert "shared memory" in reason(kilobytes - 1)
 
     def test_where_it_does_not_run(self, arguments, monkeypatch):
         monkeypatch.delenv("TRITON_INTERPRET", raising=False)

@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from escnn_attention.functional import autograd
+from escnn_attention.functional import PositionalBias, autograd
 from escnn_attention.functional.grid import triton, triton_tiles
-from escnn_attention.functional.grid.call import Arguments
+from escnn_attention.functional.grid.call import Arguments, GridCall
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.windows import Window
 
 
 def passes(compiled, chip, query, dtype, *, poses=4, channels=10, heads=9, size=24, window=5, batch=64, **options):
@@ -28,6 +30,10 @@ def passes(compiled, chip, query, dtype, *, poses=4, channels=10, heads=9, size=
         *(options.get("shape", "square"), 1, query == "all", options.get("dropout", 0.0), chunk),
     )
     found = compiled("grid.triton:_tiles.operator" if tiles else "grid.triton:_loop.operator", arguments, chip)
+    if tiles:
+        grid = Grid((size, size), Window(window or None))
+        most = triton_tiles.shared_memory(GridCall(q, q, q, PositionalBias(poses), grid, grid))
+        assert all(one.shared <= most for one in found), (most, found)
     return [one for one in found if one.kernel in ("forward", "backward_queries", "backward_keys")]
 
 
@@ -70,3 +76,11 @@ def test_registers_hold_what_kernels_work_on(compiled, query, chip, dtype, name)
     numbers = SIZES[name].get("channels", 10) * dtype.itemsize // 4
     if name in NARROW and dtype.itemsize > 2 and numbers <= (12 if query == "all" else 40):
         assert not any(one.shared for one in found), found
+
+
+@pytest.mark.sampled(1, of="large kernels for GPUs")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_shared_memory_of_programs_with_many_poses(compiled, dtype):
+    """No less is needed than is counted on: tiles of 64 rows go another way through tensor cores."""
+    found = passes(compiled, 90, "own", dtype, poses=48, channels=32, heads=1, size=4, batch=1)
+    assert max(one.shared for one in found) > 30 * 2**10
