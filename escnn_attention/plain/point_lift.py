@@ -85,7 +85,7 @@ class PointLift(torch.nn.Module):
         number = self.num_samples
         rotations = self._checked(lifts, coords)
         if rotations is None:
-            places = (batch, mask, len(coords), coords.device)
+            places = (batch, mask, coords.shape[0], coords.device)
             rotations = self.draw(len(coords)) if self.training else self.spread(kept(ranks, *places))
             if self.positive_quaternions:  # the same rotations
                 rotations = torch.where(rotations[..., :1] < 0, -rotations, rotations)
@@ -104,7 +104,7 @@ class PointLift(torch.nn.Module):
         """Angles ``(N, S, 1)`` or unit quaternions ``(N, S, 4)``."""
         if lifts is None:
             return None
-        needed = (len(coords), self.num_samples, *(() if self.dim == 2 else (4,)))
+        needed = (coords.shape[0], self.num_samples, *(() if self.dim == 2 else (4,)))
         if tuple(lifts.shape) != needed:
             what = "angles" if self.dim == 2 else "quaternions"
             raise ValueError(f"lifts: got shape {tuple(lifts.shape)}, needed {what} of shape {needed}")

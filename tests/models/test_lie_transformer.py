@@ -72,6 +72,18 @@ def test_lifts_of_a_cloud_are_no_matter_of_its_batch_and_are_random_in_training(
     assert (network(x, coords) - network(x, coords)).abs().max() > 1e-6
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_programs_lift_any_number_of_points(given):
+    torch.manual_seed(0)
+    plain = small(gspaces.rot2dOnR2(-1), lift_samples=2).export()
+    x, coords, lifts = (torch.randn(7, size, dtype=torch.float64) for size in (2, 2, 2))
+    inputs = {"x": x, "coords": coords} | ({"lifts": lifts} if given else {})
+    shapes = {name: {0: torch.export.Dim("N", min=2)} for name in inputs}
+    program = torch.export.export(plain, (), inputs, dynamic_shapes=shapes).module()
+    fewer = {name: tensor[:4] for name, tensor in inputs.items()}
+    torch.testing.assert_close(program(**fewer), plain(**fewer), rtol=1e-12, atol=1e-12)
+
+
 def test_in_the_mean_over_lifts_turned_clouds_are_alike():
     torch.manual_seed(0)
     network = small(gspaces.rot2dOnR2(-1), lift_samples=1)
