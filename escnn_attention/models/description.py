@@ -22,7 +22,7 @@ from escnn.nn import FieldType
 from escnn_attention.geometry.relations import Relation
 from escnn_attention.groups.samples import Samples
 from escnn_attention.groups.sequences import SpaceTime
-from escnn_attention.groups.spaces import MotionSpace, TetrahedralSpace
+from escnn_attention.groups.spaces import MotionSpace, TetrahedralSpace, tetraOnR3
 
 _PACKAGE = "escnn_attention"
 _SPACES = "escnn.gspaces"
@@ -111,6 +111,8 @@ def named(path: Any) -> Callable[..., Any]:
     folder, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
     if path == _FIELDS:
         return _build_fields
+    if path == f"{_PACKAGE}.{tetraOnR3.__name__}":
+        return tetraOnR3
     if folder == _SPACES or folder.startswith(f"{_SPACES}."):
         # Looked up by its name: nothing is imported.
         space = getattr(gspaces, name) if name in gspaces.__all__ else None

@@ -21,6 +21,7 @@ from escnn_attention import (
     encodings,
     sequence_space,
     space_time,
+    tetraOnR3,
 )
 from escnn_attention.models import HybridNet
 from escnn_attention.models.description import DescriptionError, build, class_path, describe
@@ -53,6 +54,12 @@ def test_gspaces_are_described_by_escnn_names(name, arguments):
     described = by_json(describe(space))
     assert described["class_path"] == f"escnn.gspaces.{name}"
     assert build(described) == space
+
+
+def test_the_tetrahedral_space_is_built_by_its_function():
+    """As configurations of trainings name it."""
+    described = by_json(describe(tetraOnR3()))
+    assert build(described) == build({"class_path": "escnn_attention.tetraOnR3"}) == tetraOnR3()
 
 
 GROUPS = [
