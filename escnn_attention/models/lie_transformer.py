@@ -144,7 +144,7 @@ class LieTransformer(CloudNetwork):
         Args:
             input, coords, edge_index, batch, mask, measure: as in :meth:`CloudNetwork.forward`.
             lifts: the rotations of each point, of a network with ``lift_samples``: angles ``(N, S)`` or quaternions
-                ``(N, S, 4)``. None to draw them: see :class:`~escnn_attention.PointLift`.
+                ``(N, S, 4)``, real part first. None to draw them: see :class:`~escnn_attention.PointLift`.
 
         Raises:
             TypeError, ValueError: as :meth:`CloudNetwork.forward`; lifts of another shape, or of points without any.
