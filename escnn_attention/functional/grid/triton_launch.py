@@ -41,9 +41,12 @@ def rows_of_tables(call: Arguments) -> int:
 
 
 def chunks(call: Arguments, numbers: int) -> Iterator[slice]:
-    """Stretches of the images of all heads, of which each takes so many numbers of a chunk."""
+    """Stretches of the images of all heads, of which each takes so many numbers of a chunk.
+
+    Kernels count the positions of a stretch, and those that the last program has beyond them, in 32 bits.
+    """
     images = call.q.shape[0] * call.q.shape[1]
-    fit = max(1, min(images, call.chunk // max(1, numbers)))
+    fit = max(1, min(images, call.chunk // max(1, numbers), 2**30 // call.q.shape[2]))
     # Chunks of one size: all of them keep the device as busy.
     at_once = -(-images // -(-images // fit))
     yield from (slice(start, min(start + at_once, images)) for start in range(0, images, at_once))

@@ -233,6 +233,15 @@ def test_chunks_keep_a_large_device_busy(monkeypatch):
     assert max(images) - min(images) < len(images)
 
 
+def test_kernels_count_the_positions_of_a_chunk_in_32_bits():
+    """Without tables nothing is held of a chunk, which may have all images."""
+    q = torch.empty(1, 2**12, 2**20, 1, 1, device="meta")
+    call = Arguments(q, q, q, *[None] * 6, 1, [2**10, 2**10], [2**10, 2**10], [], 3, "square", 1, False, 0.0, 2**24)
+    images = [rows.stop - rows.start for rows in triton_windows._chunks(call, 0)]
+    assert sum(images) == 2**12
+    assert max(images) * 2**20 < 2**31
+
+
 @interpreted
 @pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:invalid value")
