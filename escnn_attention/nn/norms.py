@@ -161,9 +161,9 @@ def _check_varies(in_type: FieldType, kind: NormKind, permuted: int, poses: int)
     left = _left(in_type, kind, permuted, poses)
     if _varies(left, kind, permuted):
         return
-    made = "its only scalar, which is its own mean, zero" if left != 1 else "a sign of what it is to tell"
+    lost = "makes the only scalar zero, which is its own mean" if left != 1 else "leaves nothing but a sign"
     needed = 'kind="rms", which has no mean' if kind != "rms" else 'scope="sample" on a grid, or a FieldBatchNorm'
-    raise ValueError(f'in_type: got {in_type}, of which kind="{kind}" makes {made}; needed more fields, or {needed}')
+    raise ValueError(f'in_type: got {in_type}, of which kind="{kind}" {lost}; needed more fields, or {needed}')
 
 
 def _left(in_type: FieldType, kind: NormKind, permuted: int, poses: int = 1) -> int:
