@@ -90,8 +90,11 @@ def _weigh(call: PointCall, some: Chunk) -> tuple[Tensor, Tensor, Tensor]:
     summed, bias = call.query == "all", call.bias
     queries, keys = some.queries.clamp(min=0), some.keys.clamp(min=0)
     # G, M, H or 1, J or 1, A, C: in the own mode the poses of the queries are those of the output.
-    q = call.q[:, 0, queries].permute(1, 0, 3, 2, 4).unsqueeze(2 if summed else 3)
-    k, v = (t[:, 0, keys].permute(1, 0, 3, 2, 4) for t in (call.k, call.v))  # G, M, P, K, C
+    # Zeros fill up: nothing that is not finite is among what a query does not see.
+    sets = ((call.q, some.queries), (call.k, some.keys), (call.v, some.keys))
+    q, k, v = (t[:, 0, i.clamp(min=0)].masked_fill((i < 0)[:, :, None, None], 0.0) for t, i in sets)
+    q, k, v = (t.permute(1, 0, 3, 2, 4) for t in (q, k, v))  # G, M, J or P, A or K, C
+    q = q.unsqueeze(2 if summed else 3)
     places = (call.query_points.coordinates[queries].unsqueeze(2), call.key_points.coordinates[keys].unsqueeze(1))
     seen = bias.tables.relate(*places)
     if bias.in_frames:

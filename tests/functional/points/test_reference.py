@@ -106,3 +106,20 @@ def test_edges_between_two_sets_are_checked():
     points = Points(x, x, torch.tensor([[4], [0]]), None, Neighbourhood())
     with pytest.raises(ValueError, match=r"edge_index: .*needed numbers from"):
         points.neighbours(Points(x[:2], x[:2], None, None, Neighbourhood()))
+
+
+@pytest.mark.parametrize(
+    "clouds", [{"edge_index": torch.tensor([[0, 1, 1, 2], [0, 1, 2, 2]])}, {"batch": torch.tensor([0, 1, 1])}]
+)
+@pytest.mark.parametrize("backend", ["reference", "neighbours"])
+def test_what_is_not_finite_does_not_fill_up_lists(clouds, backend):
+    """Of lists of different lengths and of clouds of different sizes, of which the first point is in none but one."""
+    fields = FieldType(gspaces.rot2dOnR2(2), [gspaces.rot2dOnR2(2).regular_repr])
+    layer = PointSelfAttention(fields, fields, head_fields=2, backend=backend)
+    x = torch.randn(3, 2)
+    x[0] = torch.nan
+    x.requires_grad_()
+    y = layer.plain(x, torch.randn(3, 2), **clouds)
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    for found in (y, grad):
+        assert found.isfinite().all(1).tolist() == [False, True, True]
