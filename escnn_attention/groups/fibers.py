@@ -171,14 +171,16 @@ def _sampled_fibers(gspace: GSpace, samples: Samples) -> Fibers:
     group = gspace.fibergroup
     elements, weights = sampled(group, samples)
     action = gspace.basespace_action
+    matrices = np.zeros((len(elements), 0, 0)) if action is None else matrices_of(action, elements)
+    # A plane or space has a subgroup of O(2) or O(3), whose elements its matrices tell apart; a sequence has none.
+    moves = action is not None and not np.allclose(matrices, np.eye(action.size))
     return Fibers(
         elements=elements,
         inverse=np.zeros(0, dtype=np.int64),
         quotient=np.zeros((0, 0), dtype=np.int64),
-        action=np.zeros((len(elements), 0, 0)) if action is None else matrices_of(action, elements),
+        action=matrices,
         weights=weights,
-        # A base space has a subgroup of O(2) or O(3), whose elements its matrices tell apart.
-        relative=relative_features(faithful(group) if action is None else action, elements),
+        relative=relative_features(action if moves else faithful(group), elements),
         samples=samples,
     )
 

@@ -1,5 +1,7 @@
 """Sequences and images over time as gspaces of escnn."""
 
+import math
+
 import pytest
 import torch
 from escnn import group, gspaces
@@ -244,3 +246,22 @@ def test_what_is_not_causal():
             random_field(fields, 3, dtype=torch.float32)
         )
     assert set(ON_GRIDS.preference("cpu")) == {"native", "blocked", "linear"}
+
+
+@pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "rotary", "none"])
+def test_sequences_of_continuous_groups(encoding):
+    """Exact under the sampled rotations, whose relative poses every encoding tells apart, and for others nearly."""
+    circle = gspaces.rot2dOnR2(-1).fibergroup
+    space = sequence_space(circle)
+    vectors = FieldType(space, 2 * [space.irrep(1)] + [space.trivial_repr])
+    x = vectors(torch.randn(2, vectors.size, 5, dtype=torch.float64))
+
+    def error(samples, angle):
+        torch.manual_seed(0)
+        options = {"kernel_size": 3, "head_fields": 4, "encoding": encoding, "samples": samples}
+        layer = GroupSelfAttention(vectors, vectors, 2, **options).double()
+        element = circle.element(angle)
+        return (layer(x.transform(element)).tensor - layer(x).transform(element).tensor).norm().item()
+
+    assert error(4, math.pi / 2) < 1e-12
+    assert error(24, 0.3) < 0.1 * error(4, 0.3)
