@@ -161,7 +161,7 @@ def _check_varies(in_type: FieldType, kind: NormKind, permuted: int, poses: int)
     left = _left(in_type, kind, permuted, poses)
     if _varies(left, kind, permuted):
         return
-    lost = "makes the only scalar zero, which is its own mean" if left != 1 else "leaves nothing but a sign"
+    lost = "makes the only scalar zero, which is its own mean" if left != 1 else "makes a sign"
     needed = 'kind="rms", which has no mean' if kind != "rms" else 'scope="sample" on a grid, or a FieldBatchNorm'
     raise ValueError(f'in_type: got {in_type}, of which kind="{kind}" {lost}; needed more fields, or {needed}')
 
