@@ -19,6 +19,7 @@ import torch
 from escnn.nn.modules.basismanager import BasisManager
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 
 from escnn_attention import models
@@ -255,6 +256,21 @@ def test_outputs_may_be_changed_in_place(name):
 
 COMPILED = [name for name in CASES if name.split(",")[0] in ("GroupSelfAttention", "AttentiveConv")]
 COMPILED += ["LiftingSelfAttention", "DilationSelfAttention", "DilationLiftingSelfAttention"]
+
+
+@pytest.mark.parametrize("encoding", ["Fourier", "rotary", "convolutional"])
+def test_gradients_follow_tangents_of_the_loss_alone(encoding):
+    """Derivatives in forward mode that begin behind the layer."""
+    case = CASES[f"GroupSelfAttention, {encoding}"]
+    module = case.drawn()
+    inputs = [t.requires_grad_() for t in case.inputs(module)]
+    output = case.output(module, *inputs)
+    wanted, tangent = [*inputs, *module.parameters()], torch.randn_like(output)
+    expected = torch.autograd.grad(output, wanted, tangent, retain_graph=True)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones_like(output), tangent)
+        found = [forward_ad.unpack_dual(t).tangent for t in torch.autograd.grad(output, wanted, dual)]
+    _assert_same(found, list(expected))
 
 
 @pytest.mark.sampled(1, of="compiled graphs")

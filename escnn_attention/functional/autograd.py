@@ -282,7 +282,7 @@ class Operator(Generic[Arguments]):
         if self.passes.pair:
             kept = torch.zeros_like(kept) if second is None else second
         arguments = self.kind(*tensors, *ctx.options)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or is_transformed(grad, second):
             found = self._differentiate_twice((grad, kept), needed, arguments)
         else:
             found = iter(run(grad, out, kept, needed, arguments))
@@ -295,14 +295,16 @@ class Operator(Generic[Arguments]):
         got, instead = self.passes.backend, self.passes.instead
         if getattr(arguments, "dropout", 0.0) and instead:
             raise RuntimeError(f"backend {got!r} has no second derivatives with dropout; needed backend={instead!r}")
-        # Views, since a leaf may have been computed from another, as in a layer that is used twice: the gradient of
-        # the other would count this way too.
-        leaves = [t.view_as(t) if need else t for t, need in zip(arguments[: self.leaves], needed, strict=True)]
-        wanted = [t for t, need in zip(leaves, needed, strict=True) if need]
-        found = self.passes.plainly(self.kind(*leaves, *arguments[self.leaves :]))
+        again = torch.is_grad_enabled()  # or derivatives in forward mode alone
+        with torch.enable_grad():
+            # Views, since a leaf may have been computed from another, as in a layer that is used twice: the gradient of
+            # the other would count this way too.
+            leaves = [t.view_as(t) if need else t for t, need in zip(arguments[: self.leaves], needed, strict=True)]
+            wanted = [t for t, need in zip(leaves, needed, strict=True) if need]
+            found = self.passes.plainly(self.kind(*leaves, *arguments[self.leaves :]))
         given = zip(found if self.passes.pair else (found,), grads, strict=False)
         outs, of_outs = zip(*((t, grad) for t, grad in given if t.requires_grad), strict=True)
-        return iter(torch.autograd.grad(outs, wanted, of_outs, create_graph=True, allow_unused=True))
+        return iter(torch.autograd.grad(outs, wanted, of_outs, create_graph=again, allow_unused=True))
 
 
 def exactly(device: str) -> AbstractContextManager[Any]:
