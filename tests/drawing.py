@@ -541,7 +541,8 @@ def crossings(draw: Draw) -> Drawn:
         options |= {"causal": draw.yes()}
     elif "grid" in kinds and "sequence" not in kinds and draw.yes():
         options["kernel_size"] = draw.choice([3, 5])
-        options |= {"spacing": draw.choice([1, 1.5, 2])} if kinds == ["grid", "grid"] and draw.yes() else {}
+        if kinds == ["grid", "grid"] and draw.yes():  # every query sees a key
+            options["spacing"] = draw.choice([1, 1.5, 2] if options["kernel_size"] == 5 else [1.5, 2])
     elif "points" in kinds and "sequence" not in kinds:
         near = {"radius": draw.uniform(0.5, 1.2), "cutoff": draw.yes(), "num_neighbours": draw.choice([None, 1, 3])}
         options |= draw.choice([near, {"num_neighbours": 2}, {}])
