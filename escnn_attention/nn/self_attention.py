@@ -138,7 +138,7 @@ def check_on_torus(encoding: Encoding, window: Window) -> None:
     if window.circular and not encoding.adds_to_keys:
         raise ValueError(
             f'encoding: got a {type(encoding).__name__} with padding_mode="circular", whose frequencies or origin no '
-            "torus keeps; needed one that is added to the keys: mlp, separable, fourier, none"
+            "torus keeps; needed one that is added to the keys: mlp, separable, fourier, convolutional, none"
         )
 
 
