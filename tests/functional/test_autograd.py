@@ -18,6 +18,7 @@ from escnn_attention.functional import rotate, tables
 from escnn_attention.functional.autograd import Operator, Passes, recompute
 from escnn_attention.functional.grid import native, triton
 from escnn_attention.functional.grid.call import Arguments
+from escnn_attention.functional.grid.dense import _attend
 from escnn_attention.functional.matmul import (
     Columns,
     _GatherColumns,
@@ -283,6 +284,9 @@ FUNCTIONS = {
     "_LayerNorm": lambda: layer_norm(_tensor(5, 3), _tensor(3), _tensor(3), 1e-5),
     "_Map": _map_of_irreps,
     "_Matmul": lambda: matmul(_tensor(2, 3, 4), _tensor(2, 4, 5)),
+    "_TwiceDifferentiable": lambda: _attend(
+        _tensor(1, 1, 3, 1, 2, 8), _tensor(1, 1, 3, 1, 1, 8), _tensor(1, 1, 3, 1, 8), None, 1.0, 0.0
+    ),
     "_Unbind": lambda: torch.cat(list(apart(_tensor(5, 4, 3).transpose(0, 1), 2))),
 }
 
