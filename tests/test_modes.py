@@ -254,6 +254,19 @@ def test_outputs_may_be_changed_in_place(name):
     _assert_same(*found)
 
 
+@pytest.mark.parametrize("name", ["AllCNNC", "GroupCrossAttention, points to grid", "PointSelfAttention"])
+def test_gradients_in_batches(name):
+    """As ``torch.autograd.functional.jacobian`` takes them with ``vectorize=True``."""
+    case = CASES[name]
+    module = case.drawn()
+    inputs = [t.requires_grad_() for t in case.inputs(module)]
+    output, wanted = case.output(module, *inputs), [*inputs, *module.parameters()]
+    toward, options = torch.randn(2, *output.shape, dtype=output.dtype), {"retain_graph": True, "allow_unused": True}
+    found = torch.autograd.grad(output, wanted, toward, is_grads_batched=True, **options)
+    one_by_one = (torch.autograd.grad(output, wanted, t, **options) for t in toward)
+    _assert_same(list(found), [None if g[0] is None else torch.stack(g) for g in zip(*one_by_one, strict=True)])
+
+
 COMPILED = [name for name in CASES if name.split(",")[0] in ("GroupSelfAttention", "AttentiveConv")]
 COMPILED += ["LiftingSelfAttention", "DilationSelfAttention", "DilationLiftingSelfAttention"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from escnn_attention.exporting.mode import in_packages
 from escnn_attention.functional import launch
-from escnn_attention.functional.autograd import needs_operators
+from escnn_attention.functional.autograd import needs_operators, without_base
 from escnn_attention.functional.columns import add_columns
 
 # Rows that fill no vector register are slow to make; of fewer positions images are copied to rows.
@@ -105,7 +105,7 @@ class _Matmul(torch.autograd.Function):
             return _sum_in_parts(a, b)
         if min(rows, columns) < _NARROW:
             transposed = columns < rows
-        return (b.mT @ a.mT).mT.data if transposed else a @ b
+        return without_base((b.mT @ a.mT).mT) if transposed else a @ b
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -450,8 +450,7 @@ def _sum_of_fields(x: Tensor, shape: torch.Size) -> Tensor:
 
 # Each is the other's derivative, so that there are derivatives of every order. Written with expanded tensors autograd
 # would make a gradient of x for every group before it adds them up. The operations on shapes are inside, because in a
-# small layer each of them costs as much as a product. Of outputs that are views, ``.data`` is none, so that they may be
-# changed in place.
+# small layer each of them costs as much as a product.
 
 
 class _Grouped(torch.autograd.Function):
@@ -493,7 +492,7 @@ class _Grouped(torch.autograd.Function):
 class _GroupedLinear(_Grouped):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
-        return _linear(x, *_Grouped.keep(ctx, x, *arguments)).data
+        return without_base(_linear(x, *_Grouped.keep(ctx, x, *arguments)))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -510,7 +509,7 @@ class _GroupedLinear(_Grouped):
 class _GroupedLinearTranspose(_Grouped):
     @staticmethod
     def forward(ctx: Any, y: Tensor, *arguments: Any) -> Tensor:
-        return _linear_transpose(y, *_Grouped.keep(ctx, y, *arguments)).data
+        return without_base(_linear_transpose(y, *_Grouped.keep(ctx, y, *arguments)))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

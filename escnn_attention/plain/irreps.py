@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from escnn_attention.functional.autograd import PRECISE, exactly, is_followed
+from escnn_attention.functional.autograd import PRECISE, exactly, is_followed, without_base
 from escnn_attention.functional.irreps import Maps, run, tables, why_not_built
 from escnn_attention.functional.matmul import of_one_precision
 from escnn_attention.plain.buffers import Derived, ExactBuffers
@@ -347,7 +347,7 @@ class _Map(torch.autograd.Function):
         ctx.irreps, ctx.parts = irreps, parts
         weights = irreps.weights(weight)
         ctx.save_for_backward(weight, weights, *given)
-        return tuple(t.data for t in irreps.compute(given, bias, weights, parts, side_by_side))
+        return tuple(map(without_base, irreps.compute(given, bias, weights, parts, side_by_side)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
