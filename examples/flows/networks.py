@@ -13,7 +13,8 @@ def without_divergence(velocity: Tensor) -> Tensor:
     of_axes = (torch.fft.fftfreq(n, 1 / max(sides), dtype=velocity.dtype, device=velocity.device) for n in sides)
     down, along = torch.meshgrid(*of_axes, indexing="ij")
     waves = torch.stack((along, -down))  # the second component is that upwards
-    modes = torch.fft.fft2(velocity) * (waves.abs().amax(0) < max(sides) / 2)
+    # The frequency of a wave of two positions is rounded, and may be a little less than the half.
+    modes = torch.fft.fft2(velocity) * (waves.abs().amax(0) < max(sides) / 2 - 0.25)
     length = (waves * modes).sum(1, keepdim=True) / waves.square().sum(0).clamp(min=1)
     return torch.fft.ifft2(modes - waves * length).real
 

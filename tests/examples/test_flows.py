@@ -107,6 +107,13 @@ def test_increments_without_divergence():
     torch.testing.assert_close(twice, torch.cat((found, found), dim=3))
     upright = networks.without_divergence(torch.cat((any_field, any_field), dim=2))
     torch.testing.assert_close(upright, torch.cat((found, found), dim=2))
+    # Waves of two positions have no direction on any grid.
+    alternating = torch.ones(22)
+    alternating[1::2] = -1
+    for across in (9, 26):
+        ripples = torch.stack((alternating[:, None].expand(22, across), torch.zeros(22, across)))[None]
+        for field in (ripples, ripples.mT):
+            assert networks.without_divergence(field).abs().max() < 1e-6
     step = networks.Increment(torch.nn.Identity(), incompressible=True)
     frame = torch.cat((any_field, any_field[:, :1]), dim=1)
     torch.testing.assert_close(step(frame), frame + torch.cat((found, frame[:, 2:]), dim=1))
