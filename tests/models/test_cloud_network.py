@@ -45,6 +45,12 @@ def test_export_gives_the_same(network, cloud):
         assert (other - expected).abs().max() > 1e-6
 
 
+def test_clouds_do_not_see_each_other(network, cloud):
+    x, coords = cloud
+    each = [network(x[own], coords[own]) for own in (number == BATCH for number in range(3))]
+    torch.testing.assert_close(network(x, coords, batch=BATCH), torch.cat(each), rtol=1e-10, atol=1e-10)
+
+
 def test_hidden_points_reach_no_gradient_and_no_statistics():
     """Whatever they hold: of every network, all parameters, and of batch norms in training."""
     normed = lambda g: PointTransformer(g, 2, 1, **SMALL, attention={"norm_kind": "batch"})  # noqa: E731
