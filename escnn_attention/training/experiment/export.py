@@ -20,7 +20,7 @@ from torch.export import Dim
 
 from escnn_attention._checks import reason_of
 from escnn_attention._escnn.bases import elements_of
-from escnn_attention.equivariance.report import EquivarianceReport, equivariance_report, maps_grid
+from escnn_attention.equivariance.report import EquivarianceReport, equivariance_report
 from escnn_attention.exporting.loops import why_no_loops
 from escnn_attention.exporting.packaged import why_not_linked
 from escnn_attention.models import HamiltonianNetwork, compile_package, from_pretrained, list_models
@@ -75,8 +75,7 @@ def subject_of_grids(network: Any, shape: tuple[int, ...]) -> Subject:
             return None
         # A file of unequal sides takes no grid with the sides swapped.
         x = GeometricTensor(torch.zeros(1, *shape), fields)
-        of_grid = (g for g in elements_of(fields.fibergroup) if maps_grid(fields.gspace, g))
-        kept = [g for g in of_grid if x.transform(g).shape == x.shape]
+        kept = [g for g in elements_of(fields.fibergroup) if x.transform(g).shape == x.shape]
         file = _GridsInFile(run, network)
         return equivariance_report(file, (2, *shape), layers=False, tolerance=tolerance, elements=kept)
 

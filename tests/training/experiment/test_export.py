@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 import torch
 from escnn import gspaces
-from escnn.nn import FieldType
+from escnn.nn import FieldType, IdentityModule
 from typer.testing import CliRunner
 
 from escnn_attention import LiftingSelfAttention, sequence_space
@@ -27,7 +27,7 @@ from escnn_attention.models import (
 from escnn_attention.training.cli import app
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import export
-from escnn_attention.training.experiment.export import export_network, size_of_data, subject_of_clouds
+from escnn_attention.training.experiment.export import export_network, size_of_data, subject_of_clouds, subject_of_grids
 from tests.packages import NEEDS_LOOPS
 from tests.training.experiment.runs import SHORT, files
 
@@ -288,6 +288,13 @@ def test_fields_that_are_not_equivariant(tmp_path, monkeypatch):
     written = export_network("run", tmp_path / "n.pt2", size=6)
     assert written.error < 1e-5
     assert written.report.relative_error > 1e-2
+
+
+def test_elements_between_those_of_the_grid_are_reported():
+    space = gspaces.rot2dOnR2(8)
+    subject = subject_of_grids(IdentityModule(FieldType(space, [space.trivial_repr])), (1, 6, 8))
+    report = subject.equivariance(lambda x: x, 1e-6)
+    assert [row.exact for row in report.rows] == 2 * [True] + 4 * [False]
 
 
 @pytest.mark.parametrize(
