@@ -228,7 +228,7 @@ def equivariance_report(
 
     Raises:
         TypeError: ``module`` is not an EquivariantModule.
-        ValueError: ``input_shape`` does not fit ``module.in_type``, or ``elements`` of another group.
+        ValueError: ``input_shape`` does not fit ``module.in_type``, or no ``elements``, or some of another group.
 
     Example:
         >>> from escnn_attention import equivariance_report
@@ -363,6 +363,8 @@ def _elements(module: EquivariantModule, elements: Sequence[GroupElement] | None
         if isinstance(part, RestrictionModule) and part.in_type.gspace == space:
             path.append(space.restrict(part._id)[1])
             space = part.out_type.gspace
+    if elements is not None and not len(elements):
+        raise ValueError("elements: got none, needed at least one")
     found = {}
     for g in elements_of(space.fibergroup) if elements is None else elements:
         if g.group != space.fibergroup:
@@ -460,13 +462,17 @@ def _rolls(module: EquivariantModule, x: GeometricTensor, others: dict[str, Any]
     first = int(any(getattr(window, "causal", False) for window in windows))  # time has an end
     for axis in range(first, x.tensor.dim() - 2):
         size, given = x.shape[axis + 2], y.shape[axis + 2]
-        errors = {}
+        errors: dict[int, float] = {}
         for n in (n for n in range(1, size) if size % n == 0 and (given == 1 or n * given % size == 0)):
             rolled = module(GeometricTensor(x.tensor.roll(n, axis + 2), x.type), **others).tensor
             difference = rolled - y.roll(n * given // size, axis + 2)
-            errors[n] = float(difference.norm() / (y.norm() or 1))
-        for n in sorted(errors, key=lambda n: (_order(errors[n]) > tolerance, n))[:1]:
-            found[f"roll {f'by {n} ' if n > 1 else ''}along axis {axis}"] = errors[n]
+            error = float(difference.norm() / (y.norm() or 1))
+            if not errors or error <= tolerance:
+                errors = {n: error}
+            if error <= tolerance:
+                break
+        for n, error in errors.items():
+            found[f"roll {f'by {n} ' if n > 1 else ''}along axis {axis}"] = error
     return found
 
 

@@ -497,6 +497,8 @@ def test_elements_that_are_asked_for():
     assert [row.element for row in report.rows if row.layer == "whole module"] == half
     assert report.relative_error > 0.1
     assert equivariance_report(blocks, (1, 4, 8, 9), elements=half[:1]).relative_error < 1e-12
+    with pytest.raises(ValueError, match="elements: got none"):
+        equivariance_report(blocks, (1, 4, 8, 9), elements=[])
     with pytest.raises(ValueError, match="elements: got one of C8, needed those of C4"):
         equivariance_report(blocks, (1, 4, 8, 9), elements=gspaces.rot2dOnR2(8).fibergroup.elements)
 
