@@ -73,12 +73,6 @@ def is_transformed(*tensors: Tensor | None) -> bool:
     return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
-def without_base(t: Tensor) -> Tensor:
-    """An output that is a view as one that may be changed in place; of batched gradients there is no ``.data``."""
-    batched = not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(t)
-    return t if batched else t.data
-
-
 def recompute(
     function: Callable[..., Tensor], *arguments: Any, draws: bool = False, keep: Sequence[Any] = ()
 ) -> Tensor:

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 
 from escnn_attention.exporting.mode import in_packages
 from escnn_attention.functional import launch
-from escnn_attention.functional.autograd import needs_operators, without_base
+from escnn_attention.functional.autograd import needs_operators
 from escnn_attention.functional.columns import add_columns
 
 # Rows that fill no vector register are slow to make; of fewer positions images are copied to rows.
@@ -105,7 +106,10 @@ class _Matmul(torch.autograd.Function):
             return _sum_in_parts(a, b)
         if min(rows, columns) < _NARROW:
             transposed = columns < rows
-        return without_base((b.mT @ a.mT).mT) if transposed else a @ b
+        if not transposed:
+            return a @ b
+        y = (b.mT @ a.mT).mT
+        return y.data if torch.compiler.is_compiling() or not is_legacy_batchedtensor(y) else y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -450,7 +454,8 @@ def _sum_of_fields(x: Tensor, shape: torch.Size) -> Tensor:
 
 # Each is the other's derivative, so that there are derivatives of every order. Written with expanded tensors autograd
 # would make a gradient of x for every group before it adds them up. The operations on shapes are inside, because in a
-# small layer each of them costs as much as a product.
+# small layer each of them costs as much as a product. Of outputs that are views, ``.data`` is none, so that they may be
+# changed in place; of gradients in batches there is no ``.data``.
 
 
 class _Grouped(torch.autograd.Function):
@@ -492,7 +497,8 @@ class _Grouped(torch.autograd.Function):
 class _GroupedLinear(_Grouped):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
-        return without_base(_linear(x, *_Grouped.keep(ctx, x, *arguments)))
+        out = _linear(x, *_Grouped.keep(ctx, x, *arguments))
+        return out.data if torch.compiler.is_compiling() or not is_legacy_batchedtensor(out) else out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -509,7 +515,8 @@ class _GroupedLinear(_Grouped):
 class _GroupedLinearTranspose(_Grouped):
     @staticmethod
     def forward(ctx: Any, y: Tensor, *arguments: Any) -> Tensor:
-        return without_base(_linear_transpose(y, *_Grouped.keep(ctx, y, *arguments)))
+        out = _linear_transpose(y, *_Grouped.keep(ctx, y, *arguments))
+        return out.data if torch.compiler.is_compiling() or not is_legacy_batchedtensor(out) else out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -21,9 +21,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.nn import Parameter
 
-from escnn_attention.functional.autograd import PRECISE, exactly, is_followed, without_base
+from escnn_attention.functional.autograd import PRECISE, exactly, is_followed
 from escnn_attention.functional.irreps import Maps, run, tables, why_not_built
 from escnn_attention.functional.matmul import of_one_precision
 from escnn_attention.plain.buffers import Derived, ExactBuffers
@@ -347,7 +348,8 @@ class _Map(torch.autograd.Function):
         ctx.irreps, ctx.parts = irreps, parts
         weights = irreps.weights(weight)
         ctx.save_for_backward(weight, weights, *given)
-        return tuple(map(without_base, irreps.compute(given, bias, weights, parts, side_by_side)))
+        found = irreps.compute(given, bias, weights, parts, side_by_side)
+        return tuple(t if is_legacy_batchedtensor(t) else t.data for t in found)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
