@@ -54,12 +54,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 def add_to_each(x: Tensor, rows: Tensor) -> Tensor:
     """The sum of ``x`` ``(..., p, n)`` and ``rows`` ``(..., 1, n)``."""
     alike = x.shape[:-2] == rows.shape[:-2] and x.dtype == rows.dtype
-    if (
-        alike
-        and x.device.type not in launch.DEVICES
-        and x.shape[-2] > rows.shape[-2] == 1
-        and not needs_operators(x, rows)
-    ):
+    alike = alike and x.device.type not in launch.DEVICES and x.shape[-2] > rows.shape[-2] == 1
+    if alike and not needs_operators(x, rows):
         return _AddToEach.apply(x, rows)
     return x + rows
 
@@ -554,8 +550,6 @@ def gather_columns(weight: Tensor, columns: Columns | None) -> Tensor:
     """The columns of the weights ``(F, n)`` that each pose sees, as :func:`in_groups` has them; or all of them.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.functional.matmul import Columns, gather_columns
         >>> weight = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
         >>> seen = Columns.of(torch.tensor([[0, 1], [1, 0]]), groups=2)
         >>> gather_columns(weight, seen)[0]  # the first row, as two poses see it
@@ -578,8 +572,6 @@ def in_groups(of_poses: Tensor, groups: int) -> Tensor:
     regular fields do.
 
     Example:
-        >>> import torch
-        >>> from escnn_attention.functional.matmul import in_groups
         >>> in_groups(torch.zeros(6, 4, 10), groups=3).shape, in_groups(torch.zeros(6, 4, 10), groups=1).shape
         (torch.Size([3, 4, 2, 10]), torch.Size([1, 6, 4, 10]))
     """
