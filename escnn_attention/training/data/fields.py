@@ -60,6 +60,8 @@ def turned(fields: Tensor, matrix: npt.NDArray[np.int64], kinds: Mapping[str, in
             several frames.
 
     Example:
+        >>> import torch
+        >>> from escnn_attention.training.data.fields import grid_elements, turned
         >>> quarter = grid_elements(2, "rotations")[3]
         >>> quarter.tolist(), turned(torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]]), quarter, {"scalar": 1}).tolist()
         ([[0, -1], [1, 0]], [[[[0.0, 0.0], [1.0, 0.0]]]])

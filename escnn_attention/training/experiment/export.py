@@ -227,7 +227,7 @@ def _shape_of(network: torch.nn.Module, source: str | Path, size: Size) -> tuple
 
 
 def size_from(text: str) -> Size:
-    """The size that a text says: a number, or one for each axis with an x between them.
+    """The size in a text: a number, or one for each axis with an x between them.
 
     >>> size_from("28"), size_from("32x64")
     (28, [32, 64])
@@ -320,6 +320,8 @@ def export_network(
             and a PyTorch before 2.13, or outputs that are not those of the network.
 
     Example:
+        >>> from escnn_attention.training.errors import UserError
+        >>> from escnn_attention.training.experiment.export import export_network
         >>> try:
         ...     export_network("runs/r4", "network.tflite")
         ... except UserError as error:

@@ -74,6 +74,11 @@ class AveragedWeights(EMAWeightAveraging):
 
     It extends Lightning's callback to networks whose buffers come and go: escnn's convolutions make filters from their
     weights when they leave the training mode. Filters are made again from the averaged weights.
+
+    Example:
+        >>> from escnn_attention.training.modules.scheduled import AveragedWeights
+        >>> AveragedWeights(0.999).should_update(step_idx=0)
+        True
     """
 
     def __init__(self, decay: float) -> None:

@@ -94,6 +94,8 @@ def in_frame_of_positions(
         chosen: (m,) the numbers of the molecules wanted.
 
     Example:
+        >>> import numpy as np
+        >>> from escnn_attention.training.data.clouds.orientation import in_frame_of_positions
         >>> positions = np.array([[0.0, 0.0, 0.0], [0.6, 0.0, 0.7], [0.0, 0.8, 0.5]])  # O, H, H
         >>> isotropic = np.array([[2.0, 0.0, 2.0, 0.0, 0.0, 2.0]])  # 2 times the identity, in every frame
         >>> found = in_frame_of_positions(np.array([3]), np.array([8, 1, 1]), positions, isotropic, np.array([0]))
