@@ -143,7 +143,7 @@ def _there_and_back(number: int, back: bool) -> list[float]:
 
 
 def _head(sheet: Table, number: int, *headings: str) -> None:
-    """Write a heading above each so many columns."""
+    """Write one heading above the first ``number`` columns, and another above the next."""
     for first, heading in zip(range(0, len(sheet.x), number), headings, strict=False):
         sheet.text(sheet.x[first] + number * sheet.size / 2, sheet.TOP - 0.1, heading, ha="center", fontsize=9.5)
 

@@ -505,7 +505,7 @@ def test_elements_that_are_asked_for():
 
 @pytest.mark.parametrize("widths", [(2, 2), (2, 2, 2)])
 def test_rolls_of_networks_that_halve_the_grid(widths):
-    """Networks of L levels commute with rolls by 2^(L - 1) positions; with those of convolutions at ends with none."""
+    """Networks of L levels commute with rolls by 2^(L - 1) positions; with zeros beyond the border, with none."""
     g = gspaces.rot2dOnR2(4)
     options = {"widths": widths, "attention": (0,) * (len(widths) - 1) + (1,), "num_heads": 1, "kernel_size": 3}
     torus = FieldUNet(g, 1, 1, **options, padding_mode="circular")

@@ -90,7 +90,7 @@ class ExperimentCLI(LightningCLI):
         super().__init__(**options)
 
     def init_parser(self, **options: Any) -> LightningArgumentParser:
-        # Options that are read before all others have no short forms.
+        # known_options reads a few before all are parsed, by their whole names only.
         return super().init_parser(allow_abbrev=False, **options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]

@@ -357,7 +357,7 @@ def test_a_refused_training_leaves_a_folder_as_it_was(configuration, tmp_path):
 
 @pytest.mark.parametrize("option", ["--conf", "--tas", "--trainer.max_e"])
 def test_options_have_no_short_forms(option):
-    """By which they would not be known when the task is chosen."""
+    """By a short form the task and the configuration would not be known before all options are parsed."""
     with pytest.raises(UserError, match=f"unrecognized arguments: {option} 3"):
         run_experiment(["fit", "--folder", "run", option, "3"])
 
