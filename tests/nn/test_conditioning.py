@@ -166,6 +166,16 @@ def test_bad_conditions():
             norm(points, bad, batch)
 
 
+@pytest.mark.parametrize("kind", ["norm", "gate"])
+def test_autocast_mixes_precisions(kind):
+    """Of features in single precision and a condition that a product has rounded."""
+    module, x, condition = MAKE[kind](FIELDS), FIELDS(torch.randn(2, 8, 3, 3)), torch.randn(2, N).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module(x, condition).tensor
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, module(x, condition.float()).tensor, rtol=0.02, atol=0.02)
+
+
 def block_on(fields, out=None, **options):
     """A block that attends to all positions, between few heads."""
     options = {"norm": "pre", "kernel_size": None, "head_fields": 2, "hidden_fields": 1, "condition": N, **options}
