@@ -1,16 +1,35 @@
-"""Self-attention on tensors: the formula in plain loops, windows, layers on scalars, precision, export."""
+"""Self-attention on tensors: the formula in plain loops, layers on scalars, field convolutions, hooks."""
 
 import pytest
 import torch
 from escnn import gspaces
 from escnn.nn import FieldType
 
-from escnn_attention import GroupSelfAttention, Samples, sequence_space
+from escnn_attention import GroupSelfAttention, LiftingSelfAttention, Samples, sequence_space
 from escnn_attention.groups.fibers import mass
 from escnn_attention.plain.projections import Scalars, ToPoses
 from escnn_attention.plain.self_attention import FieldConvolution, SelfAttention
+from tests.layers import assert_formula, drawn
 from tests.nn.attention import TOLERANCE, turned_error
+from tests.plain.loops import written_out
 from tests.spaces import PLANE, random_field, regular, scalars
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier"])
+@pytest.mark.parametrize(("kernel_size", "group"), [(None, "C3"), (3, "D3"), (3, "C4")])
+@pytest.mark.parametrize("query", ["own", "all", "lifting"])
+def test_agrees_with_plain_loops(query, group, kernel_size, encoding):
+    """Which use escnn's elements and representations, and no table of the package."""
+    space = PLANE[group]()
+    some, options = space.fibergroup.irreps()[-1], {"head_fields": 3, "encoding": encoding}
+    types = [FieldType(space, [some, space.trivial_repr]), FieldType(space, [space.regular_repr, some])]
+    if query == "lifting":
+        layer = drawn(LiftingSelfAttention(scalars(space, 2), types[1], 2, kernel_size, **options))
+    else:
+        layer = drawn(GroupSelfAttention(*types, 2, kernel_size, query=query, **options))
+    x = torch.randn(1, layer.in_type.size, 3, 2, dtype=torch.float64, requires_grad=True)
+    assert_formula(layer(layer.in_type(x)).tensor, written_out(layer, x, query), [x, *layer.parameters()])
 
 
 def with_and_without_poses(monkeypatch, space, query, encoding, samples=None, **options):
