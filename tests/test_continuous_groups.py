@@ -314,7 +314,7 @@ def test_turned_samples(make, number):
         assert (other - expected).norm() > 1e-6 * expected.norm()
 
 
-def test_turns_are_drawn_in_training_with_the_generator_of_torch():
+def test_turns_are_drawn_in_training_with_the_generator_of_torch(without_escnn):
     layer, x = case("SO(3)", samples=Samples(12, turn="random"))
     x = layer.in_type(x)
     still = layer(x).tensor
@@ -327,6 +327,7 @@ def test_turns_are_drawn_in_training_with_the_generator_of_torch():
     torch.testing.assert_close(outputs[0], outputs[1], atol=0, rtol=0)
     assert not torch.equal(outputs[0], outputs[2])
     assert not torch.equal(outputs[0], still)
+    assert (without_escnn(layer.export().train(), x.tensor) - still).abs().max() > 1e-6
     fixed, _ = case("SO(3)")
     assert fixed.plain.transformation is None
 
