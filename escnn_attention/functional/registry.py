@@ -185,6 +185,8 @@ def _nothing_saved() -> AbstractContextManager[Any]:
     """Where nothing is saved for a backward pass: a checkpoint expects both of its passes to save the same."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():  # which know no such hooks
         return nullcontext()
+    if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None:
+        return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_nothing, torch.as_tensor)
 
 
