@@ -23,7 +23,6 @@ from escnn_attention._checks import check_option, check_probability
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.base import Needs
 from escnn_attention.encodings.bias import OverStabilizer
-from escnn_attention.exporting.mode import exporting
 from escnn_attention.functional import KeyMode, QueryMode, launch
 from escnn_attention.functional.autograd import needs_operators
 from escnn_attention.functional.call import Normalization
@@ -163,7 +162,7 @@ class Frames(ExactBuffers):
         columns = None
         if self.index is not None and self.back is not None and not self._stretches and self.order is None:
             columns = Columns(self.index, self.back, groups)
-            if self.training or torch.is_grad_enabled() or exporting():
+            if self.training or torch.is_grad_enabled() or needs_operators(weight):
                 return weight, columns
         return self._kept.of(weight, lambda w: self._expanded(w, groups, columns), self.training), None
 
